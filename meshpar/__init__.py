@@ -1,0 +1,1 @@
+"""meshpar: an SPMD compiler frontend for JAX."""
