@@ -1,1 +1,44 @@
-"""meshpar: an SPMD compiler frontend for JAX."""
+"""meshpar: an SPMD compiler frontend for JAX.
+
+The public names, each imported from its module at first use (PEP 562): `import meshpar` loads
+neither flax nor optax. `__init__.pyi` is the same table for type checkers and editors.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    name: module
+    for module, names in {
+        "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
+        "meshpar.host_devices": "set_host_device_count",
+        "meshpar.mesh": "ProcessMesh get_mesh set_mesh",
+        "meshpar.placements.dist_tensor": "DistTensor",
+        "meshpar.placements.layout": "Layout",
+        "meshpar.placements.local": "dtensor_from_local local_value",
+        "meshpar.placements.reshard": "reshard unshard_dtensor",
+        "meshpar.placements.shard": "dtensor_from_fn shard_tensor show_placements",
+        "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
+        "meshpar.placements.values": "mesh_of placements_of",
+    }.items()
+    for name in names.split()
+}
+_MODULES = ("models",)
+
+__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # the names are strings
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        found = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        found = importlib.import_module(f"meshpar.{name}")
+    else:
+        raise AttributeError(f"module 'meshpar' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -9,12 +9,35 @@ the numbers, and ends with code that works:
       because     h has 2 dims, so Shard takes -2, -1, 0 or 1
       instead     [Shard(0), Shard(1)]
 
-Inner functions raise a short reason; the public function that the user called adds the rest.
+Inner functions raise a short reason; the public function that the user called adds the rest, by
+`within`.
 """
+
+from __future__ import annotations
+
+from typing import Self
 
 
 class MeshparError(ValueError):
-    """Base of every error that meshpar raises for a value it cannot accept."""
+    """Base of every error that meshpar raises for a value it cannot accept.
+
+    Args:
+      headline: what is wrong, as a sentence.
+      facts: label -> value, shown in the order given; `None` leaves the line out.
+    """
+
+    def __init__(self, headline: str, /, **facts: object) -> None:
+        super().__init__(message(headline, **facts))
+        self.headline, self.facts = headline, facts
+
+    def within(self, call: str, **facts: object) -> Self:
+        """The same error seen from the function that the user called.
+
+        Args:
+          call: that function, with the argument at fault where it is known.
+          facts: its arguments, shown before what the inner function said.
+        """
+        return type(self)(f"{call}: {self.headline}", **{**facts, **self.facts})
 
 
 class MeshError(MeshparError):
@@ -25,7 +48,7 @@ class PlacementError(MeshparError):
     """Placements that do not fit their tensor or their mesh."""
 
 
-class DistTensorError(TypeError):
+class DistTensorError(MeshparError):
     """An operation outside `mp.jit` that would compute on storage instead of the value."""
 
 

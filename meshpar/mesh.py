@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from meshpar.errors import MeshError, message
+from meshpar.errors import MeshError
 from meshpar.grid_html import mesh_html
 
 __all__ = ["ProcessMesh", "get_mesh", "ranked_devices", "set_mesh"]
@@ -137,11 +137,9 @@ class ProcessMesh:
         elif -self.ndim <= axis < self.ndim:
             return int(axis) % self.ndim
         raise MeshError(
-            message(
-                f"{axis!r} is not an axis of the mesh.",
-                mesh=self,
-                because=f"its axes are {', '.join(map(repr, self._names))}",
-            )
+            f"{axis!r} is not an axis of the mesh.",
+            mesh=self,
+            because=f"its axes are {', '.join(map(repr, self._names))}",
         )
 
     def get_dim_size(self, dim: str | int | None) -> int:
@@ -159,7 +157,7 @@ class ProcessMesh:
           MeshError: the rank is not in the mesh.
         """
         if rank not in self._coordinates:
-            raise MeshError(message(f"rank {rank} is not in the mesh.", mesh=self))
+            raise MeshError(f"rank {rank} is not in the mesh.", mesh=self)
         return dict(zip(self._names, self._coordinates[rank], strict=True))
 
     def get_rank_by_dim_and_process_id(self, dim: str | int | None, process_id: int) -> int:
@@ -181,7 +179,7 @@ class ProcessMesh:
         try:
             ranks = self._ranks[parts]
         except IndexError as error:
-            raise MeshError(message(f"mesh[{index!r}]: {error}.", mesh=self)) from None
+            raise MeshError(f"mesh[{index!r}]: {error}.", mesh=self) from None
         kept = [
             name
             for name, part in itertools.zip_longest(self._names, parts, fillvalue=slice(None))
@@ -224,14 +222,12 @@ class ProcessMesh:
         need = max(self.process_ids, default=-1) + 1
         if need > len(devices):
             raise MeshError(
-                message(
-                    "the mesh names devices that are not there.",
-                    mesh=self,
-                    because=f"its largest rank is {need - 1}, and JAX sees {len(devices)} "
-                    f"{devices[0].platform} device(s), ranks 0 to {len(devices) - 1}",
-                    instead=f"mp.set_host_device_count({need}) before JAX is first used, or "
-                    f"XLA_FLAGS=--xla_force_host_platform_device_count={need}",
-                )
+                "the mesh names devices that are not there.",
+                mesh=self,
+                because=f"its largest rank is {need - 1}, and JAX sees {len(devices)} "
+                f"{devices[0].platform} device(s), ranks 0 to {len(devices) - 1}",
+                instead=f"mp.set_host_device_count({need}) before JAX is first used, or "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             )
         grid = np.empty(self._ranks.shape, dtype=object)
         grid.ravel()[:] = [devices[rank] for rank in self.process_ids]

@@ -8,7 +8,7 @@ from typing import cast
 
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from meshpar.errors import PlacementError, message
+from meshpar.errors import PlacementError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.types import Partial, Placement, ReduceType, Replicate, Shard
 
@@ -139,13 +139,11 @@ class Layout:
         for axis in (*self.shard_axes, *self.partial_axes):
             if axis not in mesh.axis_sizes:
                 reason = f"the mesh's axes are {', '.join(map(repr, mesh.axis_names))}"
-                raise PlacementError(
-                    message(f"no mesh axis {axis!r}.", layout=self, because=reason)
-                )
+                raise PlacementError(f"no mesh axis {axis!r}.", layout=self, because=reason)
             if axis in seen:
                 reason = "an axis cuts one dim, or holds one reduction, never both"
                 raise PlacementError(
-                    message(f"mesh axis {axis!r} is used twice.", layout=self, because=reason)
+                    f"mesh axis {axis!r} is used twice.", layout=self, because=reason
                 )
             seen.add(axis)
 
@@ -198,7 +196,7 @@ class Layout:
         entries = list(spec)
         if len(entries) > ndim or PartitionSpec.UNCONSTRAINED in entries:
             reason = f"the tensor has {ndim} dims, and each needs None, an axis or a tuple of axes"
-            raise PlacementError(message(f"{spec} is not a layout.", because=reason))
+            raise PlacementError(f"{spec} is not a layout.", because=reason)
 
         def axes_of(entry: object) -> tuple[str, ...]:
             if entry is None:
@@ -219,9 +217,7 @@ class Layout:
             if kind is not ReduceType.kRedSum:
                 reason = "PartitionSpec(unreduced=...) holds sums only"
                 raise PlacementError(
-                    message(
-                        f"Partial({kind.word!r}) over {axis!r} has no JAX form.", because=reason
-                    )
+                    f"Partial({kind.word!r}) over {axis!r} has no JAX form.", because=reason
                 )
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in self.dims]
         if self.partial:
@@ -263,18 +259,14 @@ def check_placements(
             )
     if len(placements) > mesh.ndim:
         reason = f"{mesh} has {mesh.ndim} axes, and there are {len(placements)} placements"
-        raise PlacementError(
-            message("too many placements.", placements=list(placements), because=reason)
-        )
+        raise PlacementError("too many placements.", placements=list(placements), because=reason)
     for axis, placement in zip(mesh.axis_names, placements, strict=False):
         if isinstance(placement, Shard) and not -ndim <= placement.dim < ndim:
             takes = f"{-ndim} to {ndim - 1}" if ndim else "nothing: a scalar cannot be cut"
             raise PlacementError(
-                message(
-                    f"{placement} is out of range.",
-                    placements=f"{list(placements)}: mesh axis {axis!r} asks for tensor dim "
-                    f"{placement.dim}",
-                    because=f"the tensor has {ndim} dims, so Shard takes {takes}",
-                )
+                f"{placement} is out of range.",
+                placements=f"{list(placements)}: mesh axis {axis!r} asks for tensor dim "
+                f"{placement.dim}",
+                because=f"the tensor has {ndim} dims, so Shard takes {takes}",
             )
     return list(placements)

@@ -1,0 +1,95 @@
+"""The placement of a value in traced code: an annotation that leaves the value as it is.
+
+`mp_layout` is a primitive, so annotations live in the jaxpr, pass through `grad` and `vmap`, and
+every partitioner reads them there. Under plain `jax.jit` it lowers to a sharding constraint, or,
+where the layout that the value comes in is known, to the collectives of a reshard.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+
+from meshpar._jax import is_tracer, linear_primitive
+from meshpar.mesh import ProcessMesh
+from meshpar.placements.blocks import storage_sharding
+from meshpar.placements.layout import Layout
+from meshpar.placements.storage import from_storage, to_storage
+
+__all__ = ["annotate", "annotation_of", "mp_layout_p"]
+
+
+def annotate(
+    x: jax.Array, mesh: ProcessMesh, layout: Layout, source: Layout | None = None
+) -> jax.Array:
+    """Says that the traced value `x` lies in `layout`, coming from `source` where that is known."""
+    out = mp_layout_p.bind(x, mesh=mesh, source=source, layout=layout)
+    _annotations.remember(out, mesh, layout)
+    return out
+
+
+def annotation_of(x: object) -> tuple[ProcessMesh, Layout] | None:
+    """The mesh and layout that a tracer was annotated with, if it was."""
+    return _annotations.of(x) if is_tracer(x) else None
+
+
+class _Annotations:
+    """What was said of live tracers. Tracers do not hash, so they are known by identity."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[weakref.ref[Any], ProcessMesh, Layout]] = {}
+
+    def remember(self, x: object, mesh: ProcessMesh, layout: Layout) -> None:
+        if not is_tracer(x):
+            return
+        key = id(x)
+        self._by_id[key] = (weakref.ref(x, lambda _: self._by_id.pop(key, None)), mesh, layout)
+
+    def of(self, x: object) -> tuple[ProcessMesh, Layout] | None:
+        found = self._by_id.get(id(x))
+        return (found[1], found[2]) if found is not None and found[0]() is x else None
+
+
+_annotations = _Annotations()
+
+
+def _program(
+    x: jax.Array, *, mesh: ProcessMesh, source: Layout | None, layout: Layout
+) -> jax.Array:
+    if layout.partial:
+        raise NotImplementedError(
+            f"shard_tensor(placements={layout.placements(mesh)}) inside jax.jit: XLA's partitioner "
+            "has no pending reductions; mp.jit plans them"
+        )
+    sizes = mesh.axis_sizes
+    if source is not None and not source.partial:
+        x = _program(x, mesh=mesh, source=None, layout=source)
+    stored = jax.lax.with_sharding_constraint(
+        to_storage(x, layout, sizes), storage_sharding(layout, mesh)
+    )
+    return from_storage(stored, x.shape, layout, sizes)
+
+
+def _transposed(params: dict[str, Any]) -> dict[str, Any]:
+    """The cotangent of a constraint is constrained alike; that of a reshard goes the way back."""
+    if params["source"] is None:
+        return params
+    return {**params, "source": params["layout"], "layout": params["source"]}
+
+
+def _batched(
+    x: jax.Array, dim: int, *, mesh: ProcessMesh, source: Layout | None, layout: Layout
+) -> jax.Array:
+    def grown(old: Layout) -> Layout:
+        return Layout((*old.dims[:dim], (), *old.dims[dim:]), old.partial)
+
+    return mp_layout_p.bind(
+        x, mesh=mesh, source=None if source is None else grown(source), layout=grown(layout)
+    )
+
+
+mp_layout_p = linear_primitive(
+    "mp_layout", program=_program, transposed=_transposed, batch=_batched
+)
