@@ -1,0 +1,140 @@
+"""The reductions of `Partial`: what they take, their identities, and which of them commute."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from meshpar.errors import PlacementError, message
+from meshpar.placements.layout import Layout
+from meshpar.placements.types import ReduceType
+
+__all__ = [
+    "COPIED",
+    "EMBEDDED",
+    "check_dtype",
+    "commute",
+    "identity",
+    "is_key",
+    "reduce_stacked",
+]
+
+SUM, MAX, MIN = ReduceType.kRedSum, ReduceType.kRedMax, ReduceType.kRedMin
+PROD, AVG = ReduceType.kRedProd, ReduceType.kRedAvg
+ANY, ALL = ReduceType.kRedAny, ReduceType.kRedAll
+
+COPIED = frozenset({MAX, MIN, AVG, ANY, ALL})
+"""The reductions of which equal contributions give that contribution."""
+
+EMBEDDED = frozenset({SUM, MAX, MIN, PROD, ANY, ALL})
+"""The reductions with an identity, so that one device may hold a part and the others nothing."""
+
+_REDUCERS = {
+    SUM: jnp.sum,
+    MAX: jnp.max,
+    MIN: jnp.min,
+    PROD: jnp.prod,
+    AVG: jnp.mean,
+    ANY: jnp.any,
+    ALL: jnp.all,
+}
+
+# Gathering these ends the process on CPU; the last holds no zero and no negative number.
+_NO_COLLECTIVES = {"int2", "uint2"}
+_NO_REDUCTIONS = {"float8_e8m0fnu"}
+
+
+def is_key(dtype: DTypeLike) -> bool:
+    """Whether a dtype is one of PRNG keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def commute(lhs: ReduceType, rhs: ReduceType) -> bool:
+    """Whether two reductions over different axes give the same in either order."""
+    return lhs is rhs or {lhs, rhs} == {SUM, AVG}
+
+
+def check_dtype(layout: Layout, dtype: DTypeLike) -> None:
+    """Checks that values of a dtype can be moved and, where reductions are pending, reduced.
+
+    Booleans take any, all, max and min; any and all take booleans only. Integers take no avg,
+    because their mean is not an integer; complex numbers have no order, so no max and min; PRNG
+    keys are no numbers at all. int2 and uint2 are refused in every layout.
+
+    Raises:
+      PlacementError: they cannot.
+    """
+    name = str(dtype if is_key(dtype) else np.dtype(dtype))
+    if name in _NO_COLLECTIVES:
+        raise PlacementError(
+            message(
+                f"{name} cannot be placed on a mesh.",
+                because="XLA has no collective for it on CPU and aborts the process",
+                instead="x.astype(jnp.int8)",
+            )
+        )
+    for axis, kind in layout.partial:
+        reason, instead = _refusal(kind, dtype, name)
+        if reason:
+            raise PlacementError(
+                message(
+                    f"Partial({kind.word!r}) does not take {name}.",
+                    layout=f"{layout}, pending over mesh axis {axis!r}",
+                    because=reason,
+                    instead=instead,
+                )
+            )
+
+
+def _refusal(kind: ReduceType, dtype: DTypeLike, name: str) -> tuple[str, str]:
+    """Why a reduction does not take a dtype, and what to write; two empty strings if it does."""
+    if is_key(dtype):
+        return "PRNG keys are not numbers", "Replicate() or Shard(dim)"
+    if name in _NO_REDUCTIONS:
+        return f"{name} holds neither 0 nor negative numbers", "x.astype(jnp.bfloat16)"
+    kept = np.dtype(dtype)
+    if kept == np.bool_ and kind in {SUM, PROD, AVG}:
+        return "booleans take any, all, max and min", "Partial('any') or Partial('all')"
+    if kept != np.bool_ and kind in {ANY, ALL}:
+        return f"{kind.word} takes booleans only", "Partial('max') or Partial('min')"
+    if kind is AVG and not jnp.issubdtype(kept, jnp.inexact):
+        return "the mean of integers is not an integer", "Partial('sum'), or a float dtype"
+    if kind in {MAX, MIN} and jnp.issubdtype(kept, jnp.complexfloating):
+        return "complex numbers have no order", "one Partial for x.real, one for x.imag"
+    return "", ""
+
+
+def identity(kind: ReduceType, dtype: DTypeLike) -> np.ndarray:
+    """The scalar that leaves every value as it is; for sums of floats -0.0, which keeps -0.0.
+
+    Example:
+      >>> identity(ReduceType.kRedMax, "int8")
+      array(-128, dtype=int8)
+    """
+    kept = np.dtype(dtype)
+    assert kind in EMBEDDED, f"{kind!r} has no identity"
+    if kind in {ANY, ALL} or kept == np.bool_:
+        return np.array(kind in {ALL, MIN}, dtype=kept)
+    if kind is PROD:
+        return np.array(1, dtype=kept)
+    if kind is SUM:
+        return np.array(-0.0 if jnp.issubdtype(kept, jnp.inexact) else 0, dtype=kept)
+    return _extreme(kept, lowest=kind is MAX)
+
+
+def _extreme(dtype: np.dtype, *, lowest: bool) -> np.ndarray:
+    if jnp.issubdtype(dtype, jnp.integer):
+        integers = jnp.iinfo(dtype)
+        return np.array(integers.min if lowest else integers.max, dtype=dtype)
+    infinite = np.array(-np.inf if lowest else np.inf).astype(dtype)
+    if np.isinf(infinite.astype(np.float64)):
+        return infinite
+    floats = jnp.finfo(dtype)  # some 8-bit floats have no infinity
+    return np.array(floats.min if lowest else floats.max, dtype=dtype)
+
+
+def reduce_stacked(kind: ReduceType, stacked: jax.Array, dim: int) -> jax.Array:
+    """Reduces the contributions that are stacked along one dim; the dtype stays."""
+    return _REDUCERS[kind](stacked, axis=dim).astype(stacked.dtype)
