@@ -18,6 +18,7 @@ _HOME = {
         "meshpar.placements.layout": "Layout",
         "meshpar.placements.local": "dtensor_from_local local_value",
         "meshpar.placements.reshard": "reshard unshard_dtensor",
+        "meshpar.placements.search": "reshard_steps",
         "meshpar.placements.shard": "dtensor_from_fn shard_tensor show_placements",
         "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
         "meshpar.placements.values": "mesh_of placements_of",

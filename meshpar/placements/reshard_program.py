@@ -1,4 +1,4 @@
-"""`reshard_program`: a compiled reshard, from storage to storage."""
+"""A compiled reshard, from storage to storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshpar.placements.blocks import local_shape, storage_spec
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
 
-__all__ = ["reshard_program"]
+__all__ = ["reshard_program", "reshard_storage"]
 
 
 @lru_cache(maxsize=1024)
@@ -56,3 +56,12 @@ def reshard_program(
             check_vma=False,
         )
     )
+
+
+def reshard_storage(
+    storage: jax.Array, src: Layout, dst: Layout, shape: tuple[int, ...], mesh: ProcessMesh
+) -> jax.Array:
+    """The storage of `src` as that of `dst`, by the cached program, eager or traced."""
+    if src == dst:
+        return storage
+    return reshard_program(src, dst, shape, storage.dtype, mesh)(storage)
