@@ -102,7 +102,9 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
         if "num_consts" in params:
             consts, carry = params["num_consts"], params["num_carry"]
         else:  # jax 0.12 keeps the trees of (consts, carry, xs)
-            trees = params["ft_in"].unpack() if hasattr(params["ft_in"], "unpack") else params["ft_in"]
+            trees = (
+                params["ft_in"].unpack() if hasattr(params["ft_in"], "unpack") else params["ft_in"]
+            )
             consts, carry = (len(tree) for tree in tuple(trees)[:2])
         return SubJaxprs("scan", (params["jaxpr"],), (consts,), carry)
     if name == "while":

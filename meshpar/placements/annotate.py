@@ -59,11 +59,9 @@ _annotations = _Annotations()
 def _program(
     x: jax.Array, *, mesh: ProcessMesh, source: Layout | None, layout: Layout
 ) -> jax.Array:
-    if layout.partial or (source is not None and source.partial):
-        raise NotImplementedError(
-            f"shard_tensor(placements={layout.placements(mesh)}) inside jax.jit: XLA's partitioner "
-            "has no pending reductions; mp.jit plans them"
-        )
+    # XLA's partitioner leaves no reduction pending: the traced value is the reduced one already.
+    layout = layout.without_partial()
+    source = None if source is None else source.without_partial()
     sizes = mesh.axis_sizes
     first = layout if source is None else source
     stored = jax.lax.with_sharding_constraint(

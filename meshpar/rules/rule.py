@@ -184,7 +184,12 @@ def einsum(
     for names, aval in zip(operands, avals, strict=True):
         for name, size in zip(names, aval.shape, strict=True):
             sizes[name] = max(sizes.get(name, 0), size) if size != 1 else sizes.get(name, 1)
-    zero = {n for names, a in zip(operands, avals, strict=True) for n, s in zip(names, a.shape, strict=True) if s == 0}
+    zero = {
+        n
+        for names, a in zip(operands, avals, strict=True)
+        for n, s in zip(names, a.shape, strict=True)
+        if s == 0
+    }
     sizes.update(dict.fromkeys(zero, 0))
 
     def dims(names: Sequence[str], shape: Shape | None) -> Dims:

@@ -181,7 +181,10 @@ def split(x: Aval, *, sizes: tuple[int, ...], axis: int, **_: Any) -> Rule:
 def _sliced(x: Aval, result: Shape, passes: tuple[Pass, ...], local: Any = None) -> Rule:
     """Dims that keep their size pass through, the others must be whole."""
     names = letters(x.ndim)
-    out = [n if size == x.shape[d] else f"{n}out" for d, (n, size) in enumerate(zip(names, result, strict=True))]
+    out = [
+        n if size == x.shape[d] else f"{n}out"
+        for d, (n, size) in enumerate(zip(names, result, strict=True))
+    ]
     sizes = {**dict(zip(names, x.shape, strict=True)), **dict(zip(out, result, strict=True))}
     changed = {n for n, o in zip(names, out, strict=True) if n != o}
     return Rule(
