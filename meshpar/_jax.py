@@ -17,6 +17,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import partial_eval as _pe
 from jax.interpreters import ad, batching, mlir
 
 __all__ = ["backend_is_up", "is_key_array", "is_tracer", "linear_primitive", "refuse_as_argument"]
@@ -131,3 +132,29 @@ def source_line(eqn: Any) -> str:
     """The user's line that an equation comes from, as `file.py:41`, or an empty string."""
     frame = _source_info_util.user_frame(eqn.source_info.traceback)
     return "" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+
+
+def bind_at(eqn: Any, *operands: Any, **params: Any) -> list[Any]:
+    """Binds an equation's primitive, keeping its name stack and the user's source line."""
+    primitive = eqn.primitive
+    params = params or eqn.params
+    context = _source_info_util.user_context(
+        eqn.source_info.traceback, name_stack=eqn.source_info.name_stack
+    )
+    with context:
+        out = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def bind_call(eqn: Any, body: Callable[..., list[Any]], operands: Sequence[Any]) -> list[Any]:
+    """Binds a call equation, such as `remat2`, on another body.
+
+    A re-emitted `jax.checkpoint` would lose the optimization barrier that keeps its values apart
+    from the forward pass's, so the primitive itself is bound, with an open jaxpr.
+    """
+    traced = jax.make_jaxpr(body)(*operands)
+    inner, consts = closed(traced)
+    if consts:
+        inner = _pe.convert_constvars_jaxpr(inner)
+    params = {**eqn.params, "jaxpr": inner}
+    return bind_at(eqn, *consts, *operands, **params)

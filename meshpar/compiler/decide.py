@@ -45,7 +45,6 @@ class Decider:
 
     def __init__(self, sizes: Mapping[str, int], model: DeviceModel) -> None:
         self.sizes, self.model = dict(sizes), model
-        self._axes = tuple(self.sizes.items())
         self._reshards: dict[tuple[object, ...], float] = {}
 
     def choose(
@@ -87,7 +86,7 @@ class Decider:
             return 0.0
         key = (src, dst, aval.shape, aval.dtype)
         if key not in self._reshards:
-            steps = planned_steps(src, dst, tuple(aval.shape), aval.dtype, self._axes)
+            steps = planned_steps(src, dst, tuple(aval.shape), aval.dtype, self.sizes)
             self._reshards[key] = self.model.reshard_seconds(steps)
         return self._reshards[key]
 

@@ -13,8 +13,8 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.annotate import annotate, annotation_of
 from meshpar.placements.blocks import is_even, storage_sharding
 from meshpar.placements.layout import Layout
-from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.reductions import check_dtype
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import place_blocks, read_block
 from meshpar.placements.types import Placement, Replicate
 from meshpar.placements.values import Placed, Value, describe, placed, wrap

@@ -17,9 +17,9 @@ from meshpar.placements.annotate import annotate
 from meshpar.placements.blocks import is_even, storage_sharding
 from meshpar.placements.dist_tensor import DistTensor
 from meshpar.placements.layout import Layout
-from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.reductions import check_dtype
 from meshpar.placements.reshard import reshard
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import place_blocks, to_storage
 from meshpar.placements.types import Placement
 from meshpar.placements.values import Value, describe, placed, wrap

@@ -22,7 +22,7 @@ import jax
 
 from meshpar.placements.types import ReduceType
 
-__all__ = ["Aval", "Dim", "Emit", "Emission", "LocalParams", "Pass", "Rule", "einsum", "letters"]
+__all__ = ["Aval", "Dim", "Emission", "Emit", "LocalParams", "Pass", "Rule", "einsum", "letters"]
 
 Aval = jax.core.ShapedArray
 Dim = tuple[str, ...]
