@@ -50,7 +50,8 @@ class MLP(nnx.Module):
         if config.tied:
             # The same Variable, not a copy: the state holds it once, gradients of both uses add.
             self.layers[-1].kernel = self.layers[0].kernel
-        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+        # Without dropout the model holds no random state.
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs if config.dropout else None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for layer in self.layers[:-1]:
