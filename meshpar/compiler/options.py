@@ -161,7 +161,13 @@ def expand(
     operands_out, results = [x for x in ins if x is not None], [x for x in outs if x is not None]
     for axis, cut in option.items():
         if cut.factor is not None and cut.factor in rule.reduce:
-            results = [r.with_partial(axis, rule.reduce[cut.factor]) for r in results]
+            kind = rule.reduce[cut.factor]
+            results = [r.with_partial(axis, kind) for r in results]
+            pending = rule.contributes.get(cut.factor, ())
+            operands_out = [
+                x.with_partial(axis, kind) if i in pending else x
+                for i, x in enumerate(operands_out)
+            ]
         elif cut.kind is not None:
             through = rule.passes[cut.through].operands
             operands_out = [

@@ -42,7 +42,9 @@ def run_local(planned: PlannedProgram, *blocks: jax.Array) -> list[jax.Array]:
         env.store(number, Layout.replicated(jnp.ndim(value)), value)
     for node in planned.nodes:
         env.move(node.moves)
-        ins = [env.block(ref, layout) for ref, layout in zip(node.node.ins, node.operands, strict=True)]
+        ins = [
+            env.block(ref, layout) for ref, layout in zip(node.node.ins, node.operands, strict=True)
+        ]
         outs = _run_node(planned, node, ins)
         for number, layout, block in zip(node.node.outs, node.results, outs, strict=True):
             env.store(number, layout, block)
@@ -66,7 +68,9 @@ class _Blocks:
     def move(self, moves: Sequence[Move]) -> None:
         for move in moves:
             block = self._blocks[move.value, move.src]
-            self.store(move.value, move.dst, self._turned(self._program.aval(move.value), block, move))
+            self.store(
+                move.value, move.dst, self._turned(self._program.aval(move.value), block, move)
+            )
 
     def block(self, ref: Ref, layout: Layout) -> Any:
         if not isinstance(ref, Constant):
@@ -214,5 +218,3 @@ def _run_scan(node: PlannedNode, body: Callable[..., list[Any]], ins: list[Any])
 
 def _local_function(planned: PlannedProgram) -> Callable[..., list[Any]]:
     return lambda *blocks: run_local(planned, *blocks)
-
-

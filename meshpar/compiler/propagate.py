@@ -17,7 +17,7 @@ from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.placements.annotate import mp_layout_p
 from meshpar.placements.layout import Layout
-from meshpar.rules.registry import find_rule
+from meshpar.rules import find_rule
 
 __all__ = ["propagate"]
 
@@ -40,7 +40,10 @@ def propagate(
       The program with a layout for every value and every reshard.
     """
     wanted = [_full_wish(layout, decider.sizes) if layout else {} for layout in outputs]
-    given = [layout or Layout.replicated(program.aval(i).ndim) for i, layout in zip(program.inputs, inputs, strict=True)]
+    given = [
+        layout or Layout.replicated(program.aval(i).ndim)
+        for i, layout in zip(program.inputs, inputs, strict=True)
+    ]
     estimate = _Forward(program, decider, {}).run(given, [None] * len(outputs))
     wishes = _wishes(program, estimate, wanted, decider.sizes)
     chosen = [
@@ -58,9 +61,7 @@ class _Forward:
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
 
-    def run(
-        self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]
-    ) -> PlannedProgram:
+    def run(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> PlannedProgram:
         program = self.program
         for number, layout in zip(program.inputs, inputs, strict=True):
             self.there[number] = (layout,)
@@ -223,5 +224,3 @@ def _operand_wishes(
         for wish, dims in zip(out, rule.operands, strict=True):
             wish[axis] = next((d for d, names in enumerate(dims) if factor in names), None)
     return out
-
-

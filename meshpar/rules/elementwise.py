@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ _register("cbrt ceil erf exp exp2 expm1 floor logistic round sqrt tanh", _UP)
 
 _LINEAR = (Pass(SUM_LIKE, (0,)),)
 _register("neg real imag conj", _LINEAR)
-_register("copy copy_p", (Pass(EVERY_KIND, (0,)),))
+_register("copy copy_p stop_gradient reshard", (Pass(EVERY_KIND, (0,)),))
 # x + c: a pending maximum of x is one of the sum; pending sums must be those of both.
 _PLUS = (Pass(SUM_LIKE, (0, 1)), Pass(MONOTONE, (0,)), Pass(MONOTONE, (1,)))
 _register("add add_any add_jaxvals_p", _PLUS)
@@ -80,6 +81,23 @@ def _holds(new: Any, old: Any) -> bool:
 
 
 register("convert_element_type", _convert)
+
+
+def _bitcast(x: Aval, *, new_dtype: Any, **_: Any) -> Rule:
+    """Elementwise for equal widths; else a last dim of pieces appears or goes, and is whole."""
+    old, new = jnp.dtype(x.dtype).itemsize, jnp.dtype(new_dtype).itemsize
+    if old == new:
+        return elementwise(x)
+    names = letters(x.ndim)
+    if old > new:
+        rule = einsum(([names], [[*names, "piece"]]), (x,))
+        return replace(
+            rule, sizes={**rule.sizes, "piece": old // new}, blocked=frozenset({"piece"})
+        )
+    return einsum(([names], [names[:-1]]), (x,), reduce=None, blocked=names[-1:])
+
+
+register("bitcast_convert_type", _bitcast)
 
 
 def _clamp(low: Aval, x: Aval, high: Aval, **_: Any) -> Rule:

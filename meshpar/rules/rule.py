@@ -1,8 +1,8 @@
 """`Rule`: how the dims of one operation relate, without meshes, costs or devices.
 
 A rule names *factors*. Each dim of an operand or a result is a factor, or several (major to minor,
-as a reshape merges them), or none (a dim of size 1 that is broadcast). Cutting the operation along a
-factor means cutting every dim that has it:
+as a reshape merges them), or none (a dim of size 1 that is broadcast). Cutting the operation along
+a factor means cutting every dim that has it:
 
 - a factor of operands and results passes through;
 - a factor of operands only is reduced, and leaves the result pending that reduction;
@@ -109,6 +109,8 @@ class Rule:
       blocked: factors that must be whole.
       even: factors that can be cut only without padding.
       passes: pending reductions that pass through.
+      contributes: reduced factor -> the operands that must be pending too when it is cut, because
+        the operation adds them to what it reduces (the operand of scatter-add).
       local: how parameters that name sizes change for the local blocks.
       emit: the local program, where it is not the operation itself on the local blocks.
     """
@@ -120,6 +122,7 @@ class Rule:
     blocked: frozenset[str] = frozenset()
     even: frozenset[str] = frozenset()
     passes: tuple[Pass, ...] = ()
+    contributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     local: LocalParams | None = None
     emit: Emit | None = None
 
@@ -183,14 +186,8 @@ def einsum(
     sizes: dict[str, int] = {}
     for names, aval in zip(operands, avals, strict=True):
         for name, size in zip(names, aval.shape, strict=True):
-            sizes[name] = max(sizes.get(name, 0), size) if size != 1 else sizes.get(name, 1)
-    zero = {
-        n
-        for names, a in zip(operands, avals, strict=True)
-        for n, s in zip(names, a.shape, strict=True)
-        if s == 0
-    }
-    sizes.update(dict.fromkeys(zero, 0))
+            # size 1 gives way to every other one, 0 included
+            sizes[name] = size if sizes.get(name, 1) == 1 else sizes[name]
 
     def dims(names: Sequence[str], shape: Shape | None) -> Dims:
         return tuple(
