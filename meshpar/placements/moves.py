@@ -66,10 +66,17 @@ class Moves:
 
     def block_bytes(self, dims: Dims) -> int:
         """The bytes of the padded block of a device."""
-        count = self.itemsize
-        for size, axes in zip(self.shape, dims, strict=True):
-            count *= -(-size // self._count(axes))
-        return count
+        known = self._known_bytes.get(dims)
+        if known is None:
+            known = self.itemsize
+            for size, axes in zip(self.shape, dims, strict=True):
+                known *= -(-size // self._count(axes))
+            self._known_bytes[dims] = known
+        return known
+
+    @cached_property
+    def _known_bytes(self) -> dict[Dims, int]:
+        return {}
 
     def least(self, src: Layout) -> int:
         """The bytes that some device at least has to get before it has its block of the target.
@@ -101,7 +108,9 @@ class Moves:
 
     def _exchanged(self, src: Dims, dst: Dims, axes: Axes) -> int:
         """What a device sends where each of the others gets one chunk of its block."""
-        finer = tuple(max(pair, key=len) for pair in zip(src, dst, strict=True))
+        finer = tuple(
+            [lhs if len(lhs) > len(rhs) else rhs for lhs, rhs in zip(src, dst, strict=True)]
+        )
         return self.block_bytes(finer) * (self._count(axes) - 1)
 
     # --- edges ------------------------------------------------------------------------------------

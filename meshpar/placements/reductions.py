@@ -31,15 +31,8 @@ COPIED = frozenset({MAX, MIN, AVG, ANY, ALL})
 EMBEDDED = frozenset({SUM, MAX, MIN, PROD, ANY, ALL})
 """The reductions with an identity, so that one device may hold a part and the others nothing."""
 
-_REDUCERS = {
-    SUM: jnp.sum,
-    MAX: jnp.max,
-    MIN: jnp.min,
-    PROD: jnp.prod,
-    AVG: jnp.mean,
-    ANY: jnp.any,
-    ALL: jnp.all,
-}
+# for the kinds that XLA cannot scatter, and products, which it cannot reduce across devices at all
+_LOCAL = {MAX: jnp.max, MIN: jnp.min, ANY: jnp.any, ALL: jnp.all}
 
 # Gathering these ends the process on CPU; the last holds no zero and no negative number.
 _NO_COLLECTIVES = {"int2", "uint2"}
@@ -107,7 +100,9 @@ def _refusal(kind: ReduceType, dtype: DTypeLike, name: str) -> tuple[str, str]:
 
 
 def identity(kind: ReduceType, dtype: DTypeLike) -> np.ndarray:
-    """The scalar that leaves every value as it is; for sums of floats -0.0, which keeps -0.0.
+    """The scalar that leaves every value as it is; for sums of floats -0.0, as 0.0 changes -0.0.
+
+    XLA's own sums on CPU start at 0.0, so there -0.0 comes out as 0.0 all the same.
 
     Example:
       >>> identity(ReduceType.kRedMax, "int8")
@@ -120,7 +115,8 @@ def identity(kind: ReduceType, dtype: DTypeLike) -> np.ndarray:
     if kind is PROD:
         return np.array(1, dtype=kept)
     if kind is SUM:
-        return np.array(-0.0 if jnp.issubdtype(kept, jnp.inexact) else 0, dtype=kept)
+        zero = np.zeros((), dtype=kept)
+        return np.asarray(-zero, kept) if jnp.issubdtype(kept, jnp.inexact) else zero
     return _extreme(kept, lowest=kind is MAX)
 
 
@@ -137,4 +133,6 @@ def _extreme(dtype: np.dtype, *, lowest: bool) -> np.ndarray:
 
 def reduce_stacked(kind: ReduceType, stacked: jax.Array, dim: int) -> jax.Array:
     """Reduces the contributions that are stacked along one dim; the dtype stays."""
-    return _REDUCERS[kind](stacked, axis=dim).astype(stacked.dtype)
+    if kind is PROD:
+        return jnp.prod(stacked, axis=dim, dtype=stacked.dtype)
+    return _LOCAL[kind](stacked, axis=dim)

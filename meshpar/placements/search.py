@@ -132,6 +132,8 @@ def _cheapest(src: Layout, dst: Layout, moves: Moves) -> tuple[Step, ...]:
         sent, talks, peak, steps = cost
         for move in moves.of(here, limit - sent):
             after = move.dst
+            if after in best and sent + move.bytes > best[after][0]:
+                continue
             block = moves.block_bytes(after.dims)
             cost = (sent + move.bytes, talks + move.talks, max(peak, block), steps + 1)
             if after in best and cost >= best[after]:
