@@ -9,6 +9,7 @@ and its reshards take, wishes included. No operation is named here: rules say wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider
@@ -16,6 +17,7 @@ from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.placements.annotate import mp_layout_p
+from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
 from meshpar.rules import find_rule
 
@@ -47,7 +49,7 @@ def propagate(
     estimate = _Forward(program, decider, {}).run(given, [None] * len(outputs))
     wishes = _wishes(program, estimate, wanted, decider.sizes)
     chosen = [
-        layout or _as_wished(program.aval(i).ndim, wishes.get(i, {}))
+        layout or _as_wished(program.aval(i), wishes.get(i, {}), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
     return _Forward(program, decider, wishes).run(chosen, outputs)
@@ -156,10 +158,11 @@ def _full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:
     return {axis: layout.dim_of(axis) for axis in sizes if axis not in layout.partial_axes}
 
 
-def _as_wished(ndim: int, wish: Wish) -> Layout:
-    dims: list[tuple[str, ...]] = [()] * ndim
+def _as_wished(aval: Any, wish: Wish, sizes: Mapping[str, int]) -> Layout:
+    """The layout of an argument that may have any: as wished, where dims divide."""
+    dims: list[tuple[str, ...]] = [()] * aval.ndim
     for axis, dim in wish.items():
-        if dim is not None:
+        if dim is not None and not aval.shape[dim] % shards_on((*dims[dim], axis), sizes):
             dims[dim] = (*dims[dim], axis)
     return Layout(tuple(dims))
 
