@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.options import Expanded, Wish, expand, options
+from meshpar.compiler.program import Node
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
+from meshpar.rules import find_rule
 from meshpar.rules.rule import Aval, Rule
 
-__all__ = ["Choice", "Decider", "wished"]
+__all__ = ["Choice", "Decider", "WishKey", "wished"]
 
 WishKey = tuple[tuple[str, int | None], ...]
 
@@ -46,8 +48,46 @@ class Decider:
     def __init__(self, sizes: Mapping[str, int], model: DeviceModel) -> None:
         self.sizes, self.model = dict(sizes), model
         self._reshards: dict[tuple[object, ...], float] = {}
+        self._rules: dict[Hashable, Rule | None] = {}
+        self._choices: dict[Hashable, Choice] = {}
+
+    def rule_of(self, node: Node, avals: Sequence[Aval]) -> Rule | None:
+        """The rule of an operation; equal operations have the same."""
+        if node.key is None:
+            return find_rule(node.name, avals, node.params)
+        if node.key not in self._rules:
+            self._rules[node.key] = find_rule(node.name, avals, node.params)
+        return self._rules[node.key]
 
     def choose(
+        self,
+        node: Node,
+        rule: Rule,
+        avals: Sequence[Aval],
+        results: Sequence[Aval],
+        operands: tuple[tuple[Layout, ...], ...],
+        wishes: tuple[WishKey, ...],
+    ) -> Choice:
+        """The option of least time; of equals the first, and those that communicate less first.
+
+        Args:
+          node: the operation.
+          rule: its rule.
+          avals: shapes and dtypes of its operands.
+          results: those of its results.
+          operands: the layouts in which each operand is there.
+          wishes: what is wished of each result.
+        """
+        if node.key is None:
+            return self._chosen(rule, avals, results, operands, list(map(dict, wishes)))
+        key = (node.key, operands, wishes)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._chosen(rule, avals, results, operands, list(map(dict, wishes)))
+            self._choices[key] = choice
+        return choice
+
+    def _chosen(
         self,
         rule: Rule,
         avals: Sequence[Aval],
@@ -55,7 +95,6 @@ class Decider:
         operands: Sequence[tuple[Layout, ...]],
         wishes: Sequence[Wish],
     ) -> Choice:
-        """The option of least time; of equals the first, and those that communicate less first."""
         best: Choice | None = None
         best_key: tuple[float, float, int] | None = None
         tried = options(rule, operands, wishes, self.sizes)
