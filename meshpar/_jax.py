@@ -203,3 +203,8 @@ _UNCHECKED: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any]]] = {
         for x in xs
     ],
 }
+
+
+def is_backward(eqn: Any) -> bool:
+    """Whether an equation belongs to the backward pass of `jax.grad`."""
+    return any(getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack)

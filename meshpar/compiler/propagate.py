@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from meshpar._jax import is_backward
 from meshpar.compiler.annotations import annotated_layout, manual_layouts
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider, WishKey
@@ -97,6 +98,9 @@ class _Forward:
         self.leave_pending = leave_pending
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
+        self.arguments = frozenset(program.inputs)
+        self.gathered: set[tuple[int, Layout]] = set()  # arguments that the forward pass gathered
+        self.backward = False
         self.uses: Counter[int] = Counter()
         for node in program.nodes:
             self.uses.update({ref for ref in node.ins if not isinstance(ref, Constant)})
@@ -135,18 +139,32 @@ class _Forward:
         if isinstance(ref, Constant):
             return layout
         there = self.there[ref]
-        if layout not in there:
+        again = layout in there and (ref, layout) in self.gathered and self.backward
+        if layout not in there or again:
+            there = tuple(t for t in there if t != layout)
             aval = self.program.aval(ref)
             seconds = [self.decider.reshard_seconds(src, layout, aval) for src in there]
             src = there[seconds.index(min(seconds))]
-            self.moves.append(Move(ref, src, layout))
+            self.moves.append(Move(ref, src, layout, again))
+            self._remember_gather(ref, src, layout)
             # Once reduced, a value is taken reduced: else its consumers reduce it again.
             kept = [t for t in there if set(t.partial) <= set(layout.partial)]
             self.there[ref] = (*kept, layout)
         return layout
 
+    def _remember_gather(self, ref: int, src: Layout, layout: Layout) -> None:
+        """An argument that the forward pass gathers is gathered again in the backward pass.
+
+        So it is whole only where it is used, and what lies between the two uses has the memory.
+        """
+        self.gathered.discard((ref, layout))
+        fewer = len(layout.shard_axes) < len(src.shard_axes)
+        if fewer and not self.backward and ref in self.arguments:
+            self.gathered.add((ref, layout))
+
     def _planned(self, node: Node) -> PlannedNode:
         self.moves = []
+        self.backward = is_backward(node.eqn)
         if node.bodies is not None:
             planned = plan_control_flow(self, node, propagate)
         elif (layout := annotated_layout(node, self.decider.sizes)) is not None:
