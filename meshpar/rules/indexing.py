@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.lax import GatherScatterMode
 
 from meshpar.placements.types import ReduceType
@@ -93,11 +94,10 @@ def gather(
         if not cut:
             return at.bind(block, where)
         columns = {d: dn.start_index_map.index(d) for d in dn.start_index_map}
-        limit = jnp.asarray([operand.shape[d] - slice_sizes[d] for d in dn.start_index_map])
-        limit = limit.astype(where.dtype)
+        limit = _limits([operand.shape[d] - slice_sizes[d] for d in dn.start_index_map], where)
         inside = jnp.all((where >= 0) & (where <= limit), axis=-1)
         if mode == GatherScatterMode.CLIP:
-            where = jnp.clip(where, 0, limit)
+            where = lax.clamp(jnp.zeros_like(where), where, limit)
         mine, lead = jnp.ones(where.shape[:-1], bool), jnp.asarray(True)
         for d in cut:
             name, column = operand_names[d], columns[d]
@@ -130,6 +130,11 @@ def gather(
         local=local,
         emit=emit,
     )
+
+
+def _limits(sizes: Sequence[int], where: jax.Array) -> jax.Array:
+    """The greatest index along each indexed dim, for every row of indices."""
+    return jnp.broadcast_to(jnp.asarray(sizes, where.dtype), where.shape)
 
 
 def _fill(value: Any, dtype: Any) -> jax.Array:
@@ -200,7 +205,16 @@ def _scatter_rule(
     }
     free = {*whole, *(operand_names[d] for d in chosen), *batching, *reduced}
 
+    window_sizes = {d: 1 for d in dropped}
+    offsets = iter(d for d in range(operand.ndim) if d not in dropped)
+    window_sizes |= {next(offsets): updates.shape[d] for d in dn.update_window_dims}
+
     def emit(at: Emission, block: jax.Array, where: jax.Array, new: jax.Array) -> Any:
+        if not any(at.is_cut(operand_names[d]) for d in chosen):
+            return at.bind(block, where, new)
+        if at.params["mode"] == GatherScatterMode.CLIP:
+            limits = [operand.shape[d] - window_sizes[d] for d in dn.scatter_dims_to_operand_dims]
+            where = lax.clamp(jnp.zeros_like(where), where, _limits(limits, where))
         for d in chosen:
             name = operand_names[d]
             if at.is_cut(name):
@@ -210,14 +224,9 @@ def _scatter_rule(
                 # Rows of other devices get an index out of range, which the mode below drops.
                 index = jnp.where(inside, index, at.local_size(name))
                 where = where.at[..., column].set(index)
-        cut = any(at.is_cut(operand_names[d]) for d in chosen)
-        changed: Params = {}
-        if cut:
-            changed = {
-                "mode": GatherScatterMode.FILL_OR_DROP,
-                "indices_are_sorted": False,
-            }
-        return at.bind(block, where, new, **changed)
+        return at.bind(
+            block, where, new, mode=GatherScatterMode.FILL_OR_DROP, indices_are_sorted=False
+        )
 
     return Rule(
         operands=(

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshpar.placements.reductions import identity
 from meshpar.placements.types import ReduceType
-from meshpar.rules.registry import register, rule_for
+from meshpar.rules.registry import register
+from meshpar.rules.rows import without_padding
 from meshpar.rules.rule import SUM_LIKE, Aval, Emission, Pass, Rule, einsum, letters
 
 SUM, MAX, MIN = ReduceType.kRedSum, ReduceType.kRedMax, ReduceType.kRedMin
@@ -35,8 +37,21 @@ _register("reduce_or", ANY, frozenset({ANY}))
 _register("reduce_and", ALL, frozenset({ALL}))
 
 
-@rule_for("argmax", "argmin")
-def arg_extreme(x: Aval, *, axes: tuple[int, ...], index_dtype: Any, **_: Any) -> Rule:
+def _argmax(x: Aval, **params: Any) -> Rule:
+    return _arg_extreme(x, MAX, **params)
+
+
+def _argmin(x: Aval, **params: Any) -> Rule:
+    return _arg_extreme(x, MIN, **params)
+
+
+register("argmax", _argmax)
+register("argmin", _argmin)
+
+
+def _arg_extreme(
+    x: Aval, kind: ReduceType, *, axes: tuple[int, ...], index_dtype: Any, **_: Any
+) -> Rule:
     """`ij->i`: the index within the block, plus where the block begins; then the best of blocks.
 
     Two values per row and device travel, never the operand.
@@ -47,9 +62,10 @@ def arg_extreme(x: Aval, *, axes: tuple[int, ...], index_dtype: Any, **_: Any) -
     factor = names[dim]
 
     def emit(at: Emission, block: jax.Array) -> jax.Array:
-        (index,) = at.bind(block)
         if not at.is_cut(factor):
-            return index
+            return at.bind(block)[0]
+        block = without_padding(at, block, dim, factor, identity(kind, block.dtype))
+        (index,) = at.bind(block)
         best = jnp.take_along_axis(block, jnp.expand_dims(index, dim), axis=dim)
         values = at.all_gather(jnp.squeeze(best, dim), factor)
         indices = at.all_gather(index + at.start(factor).astype(index_dtype), factor)

@@ -129,7 +129,7 @@ class Rule:
     @property
     def factors(self) -> tuple[str, ...]:
         """The factors along which the operation can be cut."""
-        return tuple(f for f in self.sizes if f not in self.blocked and self.sizes[f] != 1)
+        return tuple(f for f in self.sizes if f not in self.blocked and self.sizes[f] > 1)
 
     def notation(self) -> str:
         """The rule as an equation, such as `bmk,bkn->bmn`.
