@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from meshpar.placements.reductions import identity
 from meshpar.placements.types import ReduceType
-from meshpar.rules.registry import register
+from meshpar.rules.registry import register, rule_for
 from meshpar.rules.rows import without_padding
 from meshpar.rules.rule import SUM_LIKE, Aval, Emission, Pass, Rule, einsum, letters
 
@@ -35,6 +36,26 @@ _register("reduce_min", MIN, frozenset({MIN}))
 _register("reduce_prod", PROD, frozenset())
 _register("reduce_or", ANY, frozenset({ANY}))
 _register("reduce_and", ALL, frozenset({ALL}))
+
+
+@rule_for("reduce_xor")
+def reduce_xor(x: Aval, *, axes: Sequence[int], **_: Any) -> Rule:
+    """`ij->i`, with j whole: nothing else is pending an exclusive or."""
+    return _whole((x,), 1, axes)
+
+
+@rule_for("reduce")
+def reduce(*avals: Aval, dimensions: Sequence[int], **_: Any) -> Rule:
+    """`ij,->i`, with j whole, since the reducer is any function."""
+    return _whole(avals, len(avals) // 2, dimensions)
+
+
+def _whole(avals: Sequence[Aval], count: int, axes: Sequence[int]) -> Rule:
+    names = letters(avals[0].ndim)
+    kept = [n for d, n in enumerate(names) if d not in axes]
+    operands = [names] * count + [[]] * (len(avals) - count)
+    gone = [names[d] for d in axes]
+    return einsum((operands, [kept] * count), avals, reduce=None, blocked=gone)
 
 
 def _argmax(x: Aval, **params: Any) -> Rule:

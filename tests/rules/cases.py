@@ -148,6 +148,10 @@ def shape(n: int, m: int) -> Iterator[Row]:
     yield "rev 01", lambda a: lax.rev(a, (0, 1)), (b,)
     yield "concatenate", lambda a, c: lax.concatenate([a, c], 0), (x, eighths(n + 1, m, seed=1))
     yield "concatenate 3", lambda a, c, d: lax.concatenate([a, c, d], 1), (x, y, eighths(n, 1))
+    yield "tile", lambda a: lax.tile(a, (2, 1)), (x,)
+    yield "tile both", lambda a: lax.tile(a, (4, 2)), (x,)
+    yield "stack", lambda a, c: jnp.stack([a, c], 1), (x, y)
+    yield "split thirds", lambda a: lax.split(a, (n, n, n + 1), 0), (eighths(3 * n + 1, m),)
     pads = {
         "pad": ((1, 2, 0), (0, 0, 0)),
         "pad inner": ((0, 1, 1), (0, 0, 0)),
@@ -225,6 +229,106 @@ def indexing(n: int, m: int) -> Iterator[Row]:
         yield f"dynamic_update_slice {start}", lax.dynamic_update_slice_p.bind, (eighths(rows + 2, m), eighths(rows, m, seed=1), *at)
 
 
+def ordering(n: int, m: int) -> Iterator[Row]:
+    """Sorts and the largest values, with ties and infinities."""
+    x, i = eighths(n, m), integers(n, m, high=3)
+    holes = np.where(booleans(n, m), x, -np.inf).astype(np.float32)
+    yield "sort", lambda a: lax.sort(a, dimension=1), (x,)
+    yield "sort pairs", lambda a, c: tuple(lax.sort((a, c), dimension=0, num_keys=1)), (i, x)
+    for dim in (0, 1):
+        for name, values in (("distinct", x), ("ties", i), ("holes", holes), ("lowest", x * 0 - np.inf)):
+            for k in (1, values.shape[dim]):
+                if k <= values.shape[dim]:
+                    yield f"top_k {k} {dim} {name}", lambda a, k=k, d=dim: tuple(lax.top_k(a, k, axis=d)), (values,)
+    if m > 1:
+        yield "approx_max_k", lambda a: tuple(lax.approx_max_k(a, 1)), (x,)
+
+
+def windows(n: int, m: int) -> Iterator[Row]:
+    """Pooling and its gradients, over a dim of n + 3 rows."""
+    h = n + 3
+    x = eighths(h, 2, m)
+    settings: dict[str, tuple[Any, ...]] = {
+        "2 valid": ((2, 1, 1), (1, 1, 1), ((0, 0), (0, 0), (0, 0))),
+        "2/2": ((2, 1, 1), (2, 1, 1), ((0, 0), (0, 0), (0, 0))),
+        "3 same": ((3, 1, 1), (1, 1, 1), ((1, 1), (0, 0), (0, 0))),
+        "3/2 padded": ((3, 1, 2), (2, 1, 1), ((2, 1), (0, 0), (0, 1))),
+        "1/2": ((1, 1, 1), (2, 1, 1), ((0, 0), (0, 0), (0, 0))),
+    }
+    for name, (window, stride, pads) in settings.items():
+        for fn, start in ((lax.add, 0.0), (lax.max, -np.inf), (lax.min, np.inf)):
+            yield f"{fn.__name__} {name}", lambda a, f=fn, s=start, w=window, t=stride, p=pads: lax.reduce_window(a, np.float32(s), f, w, t, p), (x,)
+        gradient = lambda w=window, t=stride, p=pads: lambda g, a: jax.vjp(lambda b: lax.reduce_window(b, -np.float32(np.inf), lax.max, w, t, p), a)[1](g)[0]
+        shape = jax.eval_shape(lambda a, w=window, t=stride, p=pads: lax.reduce_window(a, -np.float32(np.inf), lax.max, w, t, p), x).shape
+        yield f"pooling gradient {name}", _only("select_and_scatter_add", gradient(), eighths(*shape, seed=1), x), (eighths(*shape, seed=1), x)
+    dilated = lambda a: lax.reduce_window(a, np.float32(0), lax.add, (2, 1, 1), (1, 1, 1), ((1, 2), (0, 0), (0, 0)), (2, 1, 1), (3, 1, 1))
+    yield "add dilated", dilated, (x,)
+    product = lambda a: lax.reduce_window(a, np.float32(1), lambda l, r: l * r + 1.0, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0)))
+    yield "any function", product, (x,)
+    tangent = lambda a, t: jax.jvp(lambda b: lax.reduce_window(b, -np.float32(np.inf), lax.max, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0))), (a,), (t,))[1]
+    yield "pooling tangent", _only("select_and_gather_add", tangent, x, eighths(h, 2, m, seed=1)), (eighths(h, 2, m, seed=1), x)
+    yield "reduce", lambda a: lax.reduce(a, np.float32(0), lambda l, r: l * r + r, (0,)), (x,)
+    yield "reduce_xor", lambda a: lax.reduce_xor(a, (0,)), (integers(h, m),)
+
+
+def _only(name: str, fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """The one equation of that name in a function, as a function of that equation's operands."""
+    (eqn,) = [e for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive.name == name]
+    return lambda *operands: eqn.primitive.bind(*operands, **eqn.params)
+
+
+def convolution(n: int, m: int) -> Iterator[Row]:
+    """Convolutions and their gradients, over a dim of n + 4 rows."""
+    h = n + 4
+    x, w = eighths(2, h, 4, 2), eighths(3, 3, 2, 4, seed=1) / 8
+    settings: dict[str, dict[str, Any]] = {
+        "same": {"padding": "SAME"},
+        "valid": {"padding": "VALID"},
+        "strided": {"padding": "SAME", "window_strides": (2, 1)},
+        "odd padding": {"padding": ((3, 0), (0, 1)), "window_strides": (3, 2)},
+        "dilated rows": {"padding": ((1, 2), (1, 1)), "lhs_dilation": (2, 1)},
+        "dilated both": {"padding": ((1, 2), (2, 2)), "lhs_dilation": (3, 1), "rhs_dilation": (2, 2), "window_strides": (2, 1)},
+    }
+    for name, options in settings.items():
+        options = {"window_strides": (1, 1), "dimension_numbers": ("NHWC", "HWIO", "NHWC"), **options}
+        conv = lambda a, b, o=options: lax.conv_general_dilated(a, b, **o)
+        out = eighths(*jax.eval_shape(conv, x, w).shape, seed=2)
+        yield f"conv {name}", conv, (x, w)
+        rows = lambda g, b, c=conv: jax.vjp(lambda a: c(a, b), x)[1](g)[0]
+        weights = lambda a, g, c=conv: jax.vjp(lambda b: c(a, b), w)[1](g)[0]
+        yield f"conv {name}, gradient of rows", rows, (out, w)
+        yield f"conv {name}, gradient of weights", weights, (x, out)
+    for groups in (2, 4):
+        x, w = eighths(2, h, 4), eighths(3, 4 // groups, 8, seed=1) / 8
+        conv = lambda a, b, g=groups: lax.conv_general_dilated(a, b, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=g)
+        out = eighths(2, h, 8, seed=2)
+        yield f"conv groups {groups}", conv, (x, w)
+        rows = lambda g, b, c=conv, x=x: jax.vjp(lambda a: c(a, b), x)[1](g)[0]
+        weights = lambda a, g, c=conv, w=w: jax.vjp(lambda b: c(a, b), w)[1](g)[0]
+        yield f"conv groups {groups}, gradient of rows", rows, (out, w)
+        yield f"conv groups {groups}, gradient of weights", weights, (x, out)
+
+
+def linalg(n: int, m: int) -> Iterator[Row]:
+    """Matrices in batches of n."""
+    square = eighths(n, 2, 3, 3) / 16
+    s = (square @ square.swapaxes(-1, -2) + 4 * np.eye(3, dtype=np.float32)).astype(np.float32)
+    yield "cholesky", lax.linalg.cholesky_p.bind if hasattr(lax.linalg, "cholesky_p") else lambda a: lax.linalg.cholesky(a, symmetrize_input=False), (s,)
+    yield "lu", lambda a: tuple(lax.linalg.lu(a)), (s,)
+    yield "qr", lambda a: tuple(lax.linalg.qr(a)), (s,)
+    yield "eigh", lambda a: tuple(lax.linalg.eigh(a, symmetrize_input=False)), (s,)
+    yield "svd", lambda a: lax.linalg.svd(a, compute_uv=False), (s,)
+    for left in (True, False):
+        b = eighths(n, 2, 3, m, seed=1) if left else eighths(n, 2, m, 3, seed=1)
+        yield f"triangular_solve {left}", lambda a, c, f=left: lax.linalg.triangular_solve(a, c, left_side=f, lower=True), (s, b)
+    yield "tridiagonal", lambda a: tuple(lax.linalg.tridiagonal(a)), (s,)
+    yield "fft", lambda a: lax.fft(a, "FFT", (3,)), (s.astype(np.complex64),)
+    yield "rfft2", lambda a: lax.fft(a, "RFFT", (3, 3)), (s,)
+    ragged = lambda a, b, g: lax.ragged_dot(a, b, g)
+    if n == 4:
+        yield "ragged_dot", ragged, (eighths(n, m), eighths(2, m, 3, seed=1), np.asarray([1, 3], np.int32))
+
+
 def random(n: int, m: int) -> Iterator[Row]:
     """Draws and keys."""
     key, keys = jax.random.key(3), jax.random.split(jax.random.key(4), max(n, 1))
@@ -248,6 +352,10 @@ FAMILIES: dict[str, Callable[..., Iterator[Row]]] = {
     "shape": shape,
     "scans": scans,
     "indexing": indexing,
+    "ordering": ordering,
+    "windows": windows,
+    "convolution": convolution,
+    "linalg": linalg,
     "random": random,
 }
 
