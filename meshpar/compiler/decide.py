@@ -115,6 +115,7 @@ class Decider:
             ):
                 reduces = len(there[i].partial) > len(dst.partial)
                 now += seconds / n if reduces else seconds
+            now += self.model.latency * sum(f in rule.exchanged for f in expanded.axes)
             # What is wished is to come, and what is pending is to be reduced some day.
             later = sum(
                 self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
