@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.compiler.check": "check",
         "meshpar.compiler.jit": "jit",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",

@@ -24,7 +24,7 @@ from meshpar.placements.shard import place
 from meshpar.placements.storage import from_storage, to_storage
 from meshpar.placements.values import placed, wrap
 
-__all__ = ["Lowering", "lower_program"]
+__all__ = ["Lowering", "lower_program", "shard_mapped"]
 
 Struct = jax.ShapeDtypeStruct
 Layouts = Sequence[Layout | None]
@@ -160,7 +160,7 @@ def lower_program(
     model = _model_of(mesh)
     planned = propagate(program_of(jaxpr), known, wanted, Decider(mesh.axis_sizes, model))
     plan = Plan(planned, mesh, tuple(names), model)
-    program = _shard_mapped(planned, mesh, donated)
+    program = shard_mapped(planned, mesh, donated)
     outputs = [(tuple(s.shape), o) for s, o in zip(flat, planned.outputs, strict=True)]
     return Lowering(program, structs, planned.inputs, outputs, tree, mesh, plan)
 
@@ -172,9 +172,10 @@ def _model_of(mesh: ProcessMesh) -> DeviceModel:
         return DeviceModel()
 
 
-def _shard_mapped(
+def shard_mapped(
     planned: PlannedProgram, mesh: ProcessMesh, donated: tuple[int, ...]
 ) -> Callable[..., Any]:
+    """The jitted program from storages to storages; on an abstract mesh it can only be lowered."""
     sizes = mesh.axis_sizes
 
     def local(*stored: jax.Array) -> list[jax.Array]:
