@@ -31,7 +31,7 @@ class Difference:
       placements: of the operands and of the result, as planned.
       result: shape and dtype of the result.
       largest: the largest absolute difference.
-      relative: the same over the largest value.
+      relative: the same over the largest value of the operands and the result.
     """
 
     operation: str
@@ -44,7 +44,7 @@ class Difference:
     def __str__(self) -> str:
         return (
             f"{self.operation} at {self.where or 'an unknown line'} differs by {self.largest:.3g} "
-            f"({self.relative:.3g} of the largest value)\n"
+            f"({self.relative:.3g} of the largest value there)\n"
             f"  result      {self.result}\n  placements  {self.placements}"
         )
 
@@ -65,8 +65,8 @@ def check(
       fn: a function, or what `mp.jit` made of one.
       *args: its arguments.
       mesh: the mesh; without it that of the arguments, else the default one.
-      rtol: how far a value may be off, as a part of the largest value of the same array. Integers
-        and booleans must be equal.
+      rtol: how far a value may be off, as a part of the largest value that goes in or comes out.
+        Integers and booleans must be equal.
       **kwargs: keyword arguments.
 
     Returns:
@@ -94,7 +94,8 @@ def check(
             storage, settled = values[number]
             whole = tuple(slice(0, size) for size in aval.shape)
             got = read_block(storage, tuple(aval.shape), settled, plan.mesh, whole)
-            largest, relative = _difference(got, np.asarray(single[number]))
+            largest = _difference(got, np.asarray(single[number]))
+            relative = largest / _scale([*node.node.ins, number], single) if largest else 0.0
             if relative > (rtol if np.issubdtype(got.dtype, np.inexact) else 0):
                 shown = [x.placements(plan.mesh) for x in (*node.operands, layout)]
                 placements = f"{', '.join(map(str, shown[:-1]))} -> {shown[-1]}"
@@ -143,19 +144,26 @@ def _single_device(program: Program, args: Sequence[jax.Array]) -> dict[int, Any
     return jax.jit(run)(*args)
 
 
-def _difference(got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    if not got.size:
-        return 0.0, 0.0
+def _difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest absolute difference; 1 where integers or booleans differ at all."""
     if not np.issubdtype(got.dtype, np.inexact):
-        differ = got != expected
-        return float(differ.any()), float(differ.any())
-    wide = np.complex128 if np.issubdtype(got.dtype, np.complexfloating) else np.float64
-    lhs, rhs = got.astype(wide), expected.astype(wide)
+        return float((got != expected).any())
+    lhs, rhs = got.astype(np.complex128), expected.astype(np.complex128)
     same = (lhs == rhs) | (np.isnan(lhs) & np.isnan(rhs))
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0.0, np.abs(lhs - rhs))
-    largest = float(np.nan_to_num(off, nan=np.inf).max())
-    scale = float(np.abs(rhs[np.isfinite(rhs)]).max(initial=0.0))
-    return largest, largest / max(scale, 1e-30) if largest else 0.0
+    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
 
 
+def _scale(refs: Sequence[Ref], values: dict[int, Any]) -> float:
+    """The largest finite magnitude among an operation's operands and result.
+
+    Operands count because a sum that cancels is as exact as its terms, not as its result.
+    """
+    scale = 1e-30
+    for ref in refs:
+        value = np.asarray(ref.value) if isinstance(ref, Constant) else values[ref]
+        if isinstance(value.dtype, np.dtype) and np.issubdtype(value.dtype, np.number):
+            array = np.abs(np.asarray(value).astype(np.complex128))
+            scale = max(scale, float(array[np.isfinite(array)].max(initial=0.0)))
+    return scale
