@@ -1,0 +1,1 @@
+"""Small complete programs on meshpar, and the data they train on."""
