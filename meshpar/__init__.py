@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.compiler.jit": "jit",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
         "meshpar.mesh": "ProcessMesh get_mesh set_mesh",
@@ -18,6 +19,7 @@ _HOME = {
         "meshpar.placements.layout": "Layout",
         "meshpar.placements.local": "dtensor_from_local local_value",
         "meshpar.placements.reshard": "reshard unshard_dtensor",
+        "meshpar.placements.search": "reshard_steps",
         "meshpar.placements.shard": "dtensor_from_fn shard_tensor show_placements",
         "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
         "meshpar.placements.values": "mesh_of placements_of",

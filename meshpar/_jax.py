@@ -6,14 +6,18 @@ here with what is truly private, so that a new JAX version is met in one place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeGuard
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeGuard, TypeVar
 
 import jax
 import jax.extend.core as jex_core
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
+from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import partial_eval as _pe
 from jax.interpreters import ad, batching, mlir
 
 __all__ = ["backend_is_up", "is_key_array", "is_tracer", "linear_primitive", "refuse_as_argument"]
@@ -64,3 +68,93 @@ def refuse_as_argument(cls: type, refuse: Callable[[Any], NoReturn]) -> None:
     """Makes JAX call `refuse` where an instance of `cls` is an argument of one of its functions."""
     _core.pytype_aval_mappings[cls] = refuse
     _dtypes.register_canonicalize_value_handler(cls, refuse)
+
+
+BodyT = TypeVar("BodyT")
+NewT = TypeVar("NewT")
+
+
+@dataclass(frozen=True, slots=True)
+class SubJaxprs(Generic[BodyT]):
+    """The functions that a control-flow equation calls, and how its operands are theirs.
+
+    Args:
+      kind: "call", "scan", "while" or "cond".
+      bodies: call and scan: the body. while: condition, body. cond: the branches.
+      consts: scan: the number of leading operands that do not change. while: those of the
+        condition and of the body.
+      carry: scan: the number of operands that are carried.
+    """
+
+    kind: str
+    bodies: tuple[BodyT, ...]
+    consts: tuple[int, ...] = ()
+    carry: int = 0
+
+    def map(self, fn: Callable[[BodyT], NewT]) -> SubJaxprs[NewT]:
+        """The same with `fn` of each body."""
+        return SubJaxprs(self.kind, tuple(map(fn, self.bodies)), self.consts, self.carry)
+
+
+def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
+    """The jaxprs in an equation's parameters, in the form that all supported JAX versions share."""
+    params, name = eqn.params, eqn.primitive.name
+    if name == "scan":
+        if "num_consts" in params:
+            consts, carry = params["num_consts"], params["num_carry"]
+        else:  # jax 0.12 keeps the trees of (consts, carry, xs)
+            trees = (
+                params["ft_in"].unpack() if hasattr(params["ft_in"], "unpack") else params["ft_in"]
+            )
+            consts, carry = (len(tree) for tree in tuple(trees)[:2])
+        return SubJaxprs("scan", (params["jaxpr"],), (consts,), carry)
+    if name == "while":
+        counts = (params["cond_nconsts"], params["body_nconsts"])
+        return SubJaxprs("while", (params["cond_jaxpr"], params["body_jaxpr"]), counts)
+    if name == "cond":
+        return SubJaxprs("cond", tuple(params["branches"]))
+    if name in ("shard_map", "pallas_call"):
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in params:
+            return SubJaxprs("call", (params[key],))
+    return None
+
+
+def closed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """An open jaxpr and its constants, of a closed or an open one."""
+    if hasattr(jaxpr, "consts"):
+        return getattr(jaxpr, "jaxpr", jaxpr), jaxpr.consts
+    return jaxpr, ()
+
+
+def source_line(eqn: Any) -> str:
+    """The user's line that an equation comes from, as `file.py:41`, or an empty string."""
+    frame = _source_info_util.user_frame(eqn.source_info.traceback)
+    return "" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+
+
+def bind_at(eqn: Any, *operands: Any, **params: Any) -> list[Any]:
+    """Binds an equation's primitive, keeping its name stack and the user's source line."""
+    primitive = eqn.primitive
+    params = params or eqn.params
+    context = _source_info_util.user_context(
+        eqn.source_info.traceback, name_stack=eqn.source_info.name_stack
+    )
+    with context:
+        out = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def bind_call(eqn: Any, body: Callable[..., list[Any]], operands: Sequence[Any]) -> list[Any]:
+    """Binds a call equation, such as `remat2`, on another body.
+
+    A re-emitted `jax.checkpoint` would lose the optimization barrier that keeps its values apart
+    from the forward pass's, so the primitive itself is bound, with an open jaxpr.
+    """
+    traced = jax.make_jaxpr(body)(*operands)
+    inner, consts = closed(traced)
+    if consts:
+        inner = _pe.convert_constvars_jaxpr(inner)
+    params = {**eqn.params, "jaxpr": inner}
+    return bind_at(eqn, *consts, *operands, **params)

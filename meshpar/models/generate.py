@@ -62,9 +62,13 @@ def _fill(
     window: int,
 ) -> jax.Array:
     """Replaces `buffer[:, start:]` by samples, from left to right."""
-    # Merged here, so that eval() does not touch the caller's model.
-    model = nnx.merge(graphdef, state)
-    model.eval()
+
+    def forward(tokens: jax.Array) -> jax.Array:
+        # Merged and copied inside the loop, since nnx.scan refuses Variables of an outer trace
+        # level; on a copy, eval() leaves the caller's model as it is.
+        model = nnx.merge(graphdef, state, copy=True)
+        model.eval()
+        return model(tokens)
 
     def put_token(position: jax.Array, buffer: jax.Array) -> jax.Array:
         # The window ends with the last known token once it is full. Before that its tail holds
@@ -72,7 +76,7 @@ def _fill(
         first = jnp.maximum(position - window, 0)
         tokens = jax.lax.dynamic_slice_in_dim(buffer, first, window, axis=1)  # [B,W]
         logits = jax.lax.dynamic_index_in_dim(
-            model(tokens), position - 1 - first, axis=1, keepdims=False
+            forward(tokens), position - 1 - first, axis=1, keepdims=False
         ).astype(jnp.float32)  # [B,V]
         greedy = logits.argmax(axis=-1)
         scaled = logits / jnp.where(temperature > 0, temperature, 1.0)

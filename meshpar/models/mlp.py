@@ -4,6 +4,7 @@ B batch, I input dim, O output dim.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jax
 from flax import nnx
@@ -44,8 +45,7 @@ class MLP(nnx.Module):
     def __init__(self, config: MLPConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         self.layers = nnx.List(
-            nnx.Linear(fan_in, fan_out, rngs=rngs)
-            for fan_in, fan_out in zip(config.dims, config.dims[1:], strict=False)
+            nnx.Linear(fan_in, fan_out, rngs=rngs) for fan_in, fan_out in pairwise(config.dims)
         )
         if config.tied:
             # The same Variable, not a copy: the state holds it once, gradients of both uses add.

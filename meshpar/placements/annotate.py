@@ -16,6 +16,7 @@ from meshpar._jax import is_tracer, linear_primitive
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import storage_sharding
 from meshpar.placements.layout import Layout
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import from_storage, to_storage
 
 __all__ = ["annotate", "annotation_of", "mp_layout_p"]
@@ -58,17 +59,15 @@ _annotations = _Annotations()
 def _program(
     x: jax.Array, *, mesh: ProcessMesh, source: Layout | None, layout: Layout
 ) -> jax.Array:
-    if layout.partial:
-        raise NotImplementedError(
-            f"shard_tensor(placements={layout.placements(mesh)}) inside jax.jit: XLA's partitioner "
-            "has no pending reductions; mp.jit plans them"
-        )
+    # XLA's partitioner leaves no reduction pending: the traced value is the reduced one already.
+    layout = layout.without_partial()
+    source = None if source is None else source.without_partial()
     sizes = mesh.axis_sizes
-    if source is not None and not source.partial:
-        x = _program(x, mesh=mesh, source=None, layout=source)
+    first = layout if source is None else source
     stored = jax.lax.with_sharding_constraint(
-        to_storage(x, layout, sizes), storage_sharding(layout, mesh)
+        to_storage(x, first, sizes), storage_sharding(first, mesh)
     )
+    stored = reshard_storage(stored, first, layout, x.shape, mesh)
     return from_storage(stored, x.shape, layout, sizes)
 
 

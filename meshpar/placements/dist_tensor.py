@@ -14,7 +14,7 @@ from meshpar.errors import DistTensorError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import storage_shape
 from meshpar.placements.layout import Layout
-from meshpar.placements.programs import reshard_storage
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import read_block
 from meshpar.placements.types import Placement
 from meshpar.placements.view import PlacementView

@@ -131,7 +131,7 @@ def _joined(pieces: list[Any], mesh: ProcessMesh, placements: Sequence[Placement
         )
     arrays = [jnp.asarray(piece) for piece in pieces]
     layout = Layout.of(placements, mesh, arrays[0].ndim)
-    check_dtype(arrays[0].dtype, layout)
+    check_dtype(layout, arrays[0].dtype)
     by_rank = dict(zip(ranks, arrays, strict=True))
     shape = _global_shape(by_rank, layout, mesh)
     _check_blocks(by_rank, shape, layout, mesh)
@@ -218,7 +218,7 @@ def _joined_value(pieces: Mapping[int, jax.Array], layout: Layout, mesh: Process
         at = {
             (*rest[:position], 0, *rest[position:]): jnp.concatenate(line, axis=dim)
             if kind is None
-            else reduce_stacked(jnp.stack(line), kind)
+            else reduce_stacked(kind, jnp.stack(line), 0)
             for rest, line in lines.items()
         }
     return at[(0,) * mesh.ndim]

@@ -13,8 +13,8 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.annotate import annotate, annotation_of
 from meshpar.placements.blocks import is_even, storage_sharding
 from meshpar.placements.layout import Layout
-from meshpar.placements.programs import reshard_storage
 from meshpar.placements.reductions import check_dtype
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import place_blocks, read_block
 from meshpar.placements.types import Placement, Replicate
 from meshpar.placements.values import Placed, Value, describe, placed, wrap
@@ -64,7 +64,7 @@ def reshard(dist_tensor: Value, mesh: ProcessMesh, placements: Sequence[Placemen
                 instead="shard_tensor(x, mesh, placements) places it",
             )
         layout = Layout.of(placements, mesh, len(source.shape))
-        check_dtype(source.storage.dtype, layout)
+        check_dtype(layout, source.storage.dtype)
         if source.mesh == mesh:
             storage = reshard_storage(source.storage, source.layout, layout, source.shape, mesh)
         else:
@@ -107,7 +107,7 @@ def unshard_dtensor(dist_tensor: Value) -> jax.Array:
 
 def _traced(x: jax.Array, mesh: ProcessMesh, placements: Sequence[Placement]) -> jax.Array:
     layout = Layout.of(placements, mesh, x.ndim)
-    check_dtype(x.dtype, layout)
+    check_dtype(layout, x.dtype)
     known = annotation_of(x)
     if known is None:
         return annotate(x, mesh, layout)

@@ -17,15 +17,15 @@ from meshpar.placements.annotate import annotate
 from meshpar.placements.blocks import is_even, storage_sharding
 from meshpar.placements.dist_tensor import DistTensor
 from meshpar.placements.layout import Layout
-from meshpar.placements.programs import reshard_storage
 from meshpar.placements.reductions import check_dtype
 from meshpar.placements.reshard import reshard
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import place_blocks, to_storage
 from meshpar.placements.types import Placement
 from meshpar.placements.values import Value, describe, placed, wrap
 from meshpar.placements.view import PlacementView
 
-__all__ = ["dtensor_from_fn", "shard_tensor", "show_placements"]
+__all__ = ["dtensor_from_fn", "place", "shard_tensor", "show_placements"]
 
 
 @runtime_checkable
@@ -109,7 +109,7 @@ def shard_tensor(
             return moved if dtype is None else _converted(moved, dtype)
         value = _as_array(data, dtype)
         layout = Layout.of(placements, mesh, value.ndim)
-        check_dtype(value.dtype, layout)
+        check_dtype(layout, value.dtype)
         return _placed(value, mesh, layout)
     except MeshparError as error:
         raise error.within("shard_tensor(data)", data=describe(data), mesh=mesh) from None
@@ -157,7 +157,7 @@ def dtensor_from_fn(
     try:
         aval = jax.eval_shape(created, arrays)
         layout = Layout.of(placements, mesh, len(aval.shape))
-        check_dtype(aval.dtype, layout)
+        check_dtype(layout, aval.dtype)
         base = layout.without_partial()
         program = jax.jit(
             lambda traced: to_storage(created(traced), base, mesh.axis_sizes),
@@ -218,20 +218,25 @@ def _annotated(
     if dtype is not None:
         x = x.astype(dtype)
     layout = Layout.of(placements, mesh, x.ndim)
-    check_dtype(x.dtype, layout)
+    check_dtype(layout, x.dtype)
     x = annotate(x, mesh, layout)
     return jax.lax.stop_gradient(x) if stop_gradient else x
 
 
 def _as_array(data: Any, dtype: DTypeLike | None) -> np.ndarray | jax.Array:
     if isinstance(data, jax.Array):
-        return data if dtype is None else data.astype(dtype)
+        return data if dtype is None or data.dtype == dtype else data.astype(dtype)
     array = np.asarray(data)
     if array.dtype.kind in "OSUM":
         raise TypeError(
             f"shard_tensor(data): a {type(data).__name__} of {array.dtype} is no tensor"
         )
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype if dtype is None else dtype))
+
+
+def place(data: Any, dtype: DTypeLike, mesh: ProcessMesh, layout: Layout) -> Value:
+    """`shard_tensor` for a layout that is known to fit."""
+    return _placed(_as_array(data, dtype), mesh, layout)
 
 
 def _placed(value: np.ndarray | jax.Array, mesh: ProcessMesh, layout: Layout) -> Value:

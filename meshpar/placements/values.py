@@ -44,7 +44,12 @@ def wrap(storage: jax.Array, shape: tuple[int, ...], layout: Layout, mesh: Proce
     """The storage itself where a `jax.Array` can hold the layout, else a `DistTensor` around it."""
     if layout.partial or not is_even(shape, layout, mesh.axis_sizes):
         return DistTensor(storage, shape, layout, mesh)
-    return storage
+    asked = storage_sharding(layout, mesh)
+    if storage.sharding == asked:
+        return storage
+    # Equivalent, but spelled otherwise: XLA drops axes of size 1, and the caller asked for them.
+    shards = [shard.data for shard in storage.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, asked, shards)
 
 
 def placed(x: object) -> Placed | None:

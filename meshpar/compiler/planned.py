@@ -1,0 +1,77 @@
+"""A program with a layout for every value: what propagation makes and partitioning runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshpar.compiler.program import Node, Program, Ref
+from meshpar.placements.layout import Layout
+from meshpar.rules.rule import Rule
+
+__all__ = ["Move", "PlannedNode", "PlannedProgram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value that is turned from a layout in which it is there into another.
+
+    Args:
+      value: its number.
+      src: the layout taken.
+      dst: the layout made, which is there from now on.
+    """
+
+    value: int
+    src: Layout
+    dst: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """An operation with its layouts.
+
+    Args:
+      node: the operation.
+      rule: its rule; `None` for control flow, annotations and operations without one.
+      moves: what is resharded right before it.
+      operands: the layout of each operand.
+      results: the layout of each result.
+      axes: factor -> the mesh axes that cut it.
+      bodies: the planned bodies of control flow.
+      why: what decided, in a few words.
+    """
+
+    node: Node
+    rule: Rule | None
+    moves: tuple[Move, ...]
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bodies: tuple[PlannedProgram, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProgram:
+    """A program with layouts.
+
+    Args:
+      program: the program.
+      sizes: the mesh's axes.
+      inputs: the layout of each argument.
+      nodes: the operations in order.
+      moves: what is resharded at the end.
+      outputs: the layout of each output.
+    """
+
+    program: Program
+    sizes: Mapping[str, int]
+    inputs: tuple[Layout, ...]
+    nodes: tuple[PlannedNode, ...]
+    moves: tuple[Move, ...]
+    outputs: tuple[Layout, ...]
+
+    def refs(self) -> tuple[Ref, ...]:
+        """The program's outputs."""
+        return self.program.outputs

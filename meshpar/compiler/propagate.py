@@ -1,0 +1,257 @@
+"""A layout for every value of a program: forward, backward, and forward again.
+
+The first forward pass takes what operands have. The backward pass turns the layouts of annotations,
+outputs and neighbours into *wishes* for the values before them, so that zeros, masks and gradients
+are made where they are needed. The second forward pass decides, each operation by the time that it
+and its reshards take, wishes included. No operation is named here: rules say what they allow.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from meshpar.compiler.control_flow import plan_control_flow
+from meshpar.compiler.decide import Decider, WishKey
+from meshpar.compiler.options import Wish
+from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
+from meshpar.compiler.program import Constant, Node, Program, Ref
+from meshpar.placements.annotate import mp_layout_p
+from meshpar.placements.blocks import shards_on
+from meshpar.placements.layout import Layout
+
+__all__ = ["propagate"]
+
+
+def propagate(
+    program: Program,
+    inputs: Sequence[Layout | None],
+    outputs: Sequence[Layout | None],
+    decider: Decider,
+) -> PlannedProgram:
+    """Plans a program.
+
+    Args:
+      program: what runs.
+      inputs: the layout of each argument; `None` lets the plan choose.
+      outputs: the layout that each output must have; `None` lets the plan choose.
+      decider: makes the choice for single operations; bodies of control flow share it.
+
+    Returns:
+      The program with a layout for every value and every reshard.
+    """
+    with collector_paused():
+        return _propagate(program, inputs, outputs, decider)
+
+
+def _propagate(
+    program: Program,
+    inputs: Sequence[Layout | None],
+    outputs: Sequence[Layout | None],
+    decider: Decider,
+) -> PlannedProgram:
+    wanted = [_full_wish(layout, decider.sizes) if layout else {} for layout in outputs]
+    given = [
+        layout or Layout.replicated(program.aval(i).ndim)
+        for i, layout in zip(program.inputs, inputs, strict=True)
+    ]
+    estimate = _Forward(program, decider, {}).run(given, [None] * len(outputs))
+    wishes = _wishes(program, estimate, wanted, decider.sizes)
+    chosen = [
+        layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
+        for i, layout in zip(program.inputs, inputs, strict=True)
+    ]
+    return _Forward(program, decider, wishes).run(chosen, outputs)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection for a while: planning makes many objects and no garbage cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Forward:
+    """One forward pass: decides operation by operation."""
+
+    def __init__(self, program: Program, decider: Decider, wishes: Mapping[int, WishKey]) -> None:
+        self.program, self.decider, self.wishes = program, decider, wishes
+        self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
+        self.moves: list[Move] = []
+        self.uses: Counter[int] = Counter()
+        for node in program.nodes:
+            self.uses.update({ref for ref in node.ins if not isinstance(ref, Constant)})
+
+    def run(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> PlannedProgram:
+        program = self.program
+        for number, layout in zip(program.inputs, inputs, strict=True):
+            self.there[number] = (layout,)
+        for number in program.constants:
+            self.there[number] = (Layout.replicated(program.aval(number).ndim),)
+        nodes = [self._planned(node) for node in program.nodes]
+        self.moves = []
+        final = tuple(
+            self._brought(ref, wanted or self._settled(ref))
+            for ref, wanted in zip(program.outputs, outputs, strict=True)
+        )
+        return PlannedProgram(
+            program, self.decider.sizes, tuple(inputs), tuple(nodes), tuple(self.moves), final
+        )
+
+    def layouts(self, ref: Ref) -> tuple[Layout, ...]:
+        """The layouts in which an operand is there."""
+        return (Layout.replicated(ref.aval.ndim),) if isinstance(ref, Constant) else self.there[ref]
+
+    def wish(self, value: int) -> Wish:
+        """What is wished of a value."""
+        return dict(self.wishes.get(value, ()))
+
+    def _settled(self, ref: Ref) -> Layout:
+        """The layout of an output that may have any: nothing stays pending."""
+        return self.layouts(ref)[0].without_partial()
+
+    def _brought(self, ref: Ref, layout: Layout) -> Layout:
+        """Makes an operand be there in a layout, by the cheapest move."""
+        if isinstance(ref, Constant):
+            return layout
+        there = self.there[ref]
+        if layout not in there:
+            aval = self.program.aval(ref)
+            seconds = [self.decider.reshard_seconds(src, layout, aval) for src in there]
+            src = there[seconds.index(min(seconds))]
+            self.moves.append(Move(ref, src, layout))
+            # Once reduced, a value is taken reduced: else its consumers reduce it again.
+            kept = [t for t in there if set(t.partial) <= set(layout.partial)]
+            self.there[ref] = (*kept, layout)
+        return layout
+
+    def _planned(self, node: Node) -> PlannedNode:
+        self.moves = []
+        if node.bodies is not None:
+            planned = plan_control_flow(self, node, propagate)
+        elif node.primitive is mp_layout_p:
+            planned = self._annotated(node)
+        else:
+            planned = self._by_rule(node)
+        for value, layout in zip(node.outs, planned.results, strict=True):
+            self.there[value] = (layout,)
+        return planned
+
+    def bring_all(self, refs: Sequence[Ref], layouts: Sequence[Layout]) -> tuple[Move, ...]:
+        """Makes operands be there in these layouts; the moves that it takes."""
+        self.moves = []
+        for ref, layout in zip(refs, layouts, strict=True):
+            self._brought(ref, layout)
+        return tuple(self.moves)
+
+    def _annotated(self, node: Node) -> PlannedNode:
+        layout: Layout = node.params["layout"]
+        moves = self.bring_all(node.ins, (layout,))
+        return PlannedNode(node, None, moves, (layout,), (layout,), why="annotation")
+
+    def _by_rule(self, node: Node) -> PlannedNode:
+        avals = [self.program.aval(ref) for ref in node.ins]
+        outs = [self.program.avals[value] for value in node.outs]
+        rule = self.decider.rule_of(node, avals)
+        if rule is None:
+            operands = tuple(Layout.replicated(aval.ndim) for aval in avals)
+            results = tuple(Layout.replicated(aval.ndim) for aval in outs)
+            moves = self.bring_all(node.ins, operands)
+            return PlannedNode(node, None, moves, operands, results, why="no rule: replicated")
+        there = tuple(self.layouts(ref) for ref in node.ins)
+        wishes = tuple(self.wishes.get(value, ()) for value in node.outs)
+        uses = tuple(1 if isinstance(r, Constant) else self.uses[r] for r in node.ins)
+        choice = self.decider.choose(node, rule, avals, outs, there, wishes, uses)
+        moves = self.bring_all(node.ins, choice.expanded.operands)
+        return PlannedNode(
+            node,
+            rule,
+            moves,
+            choice.expanded.operands,
+            choice.expanded.results,
+            choice.expanded.axes,
+        )
+
+
+def _full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:
+    """A layout as a wish: every axis cuts its dim or none; pending axes stay open."""
+    return {axis: layout.dim_of(axis) for axis in sizes if axis not in layout.partial_axes}
+
+
+def _as_wished(aval: Any, wish: Wish, sizes: Mapping[str, int]) -> Layout:
+    """The layout of an argument that may have any: as wished, where dims divide."""
+    dims: list[tuple[str, ...]] = [()] * aval.ndim
+    for axis, dim in wish.items():
+        if dim is not None and not aval.shape[dim] % shards_on((*dims[dim], axis), sizes):
+            dims[dim] = (*dims[dim], axis)
+    return Layout(tuple(dims))
+
+
+def _wishes(
+    program: Program,
+    estimate: PlannedProgram,
+    outputs: Sequence[Wish],
+    sizes: Mapping[str, int],
+) -> dict[int, WishKey]:
+    """What the operations after a value, from the last to the first, wish of it."""
+    wishes: dict[int, dict[str, int | None]] = {}
+
+    def add(ref: Ref, wish: Wish) -> None:
+        if not isinstance(ref, Constant):
+            mine = wishes.setdefault(ref, {})
+            for axis, dim in wish.items():
+                mine.setdefault(axis, dim)
+
+    for ref, wish in zip(program.outputs, outputs, strict=True):
+        add(ref, wish)
+    for planned in reversed(estimate.nodes):
+        node = planned.node
+        if planned.rule is None:
+            for ref, layout in zip(node.ins, planned.operands, strict=True):
+                if node.primitive is mp_layout_p:
+                    add(ref, _full_wish(layout, sizes))
+            continue
+        asked = [wishes.get(value, {}) for value in node.outs]
+        for ref, wish in zip(node.ins, _operand_wishes(planned, asked, sizes), strict=True):
+            add(ref, wish)
+    return {value: tuple(wish.items()) for value, wish in wishes.items()}
+
+
+def _operand_wishes(
+    planned: PlannedNode, asked: Sequence[Wish], sizes: Mapping[str, int]
+) -> list[dict[str, int | None]]:
+    """The wishes for results as wishes for operands, through the rule's factors.
+
+    An axis that cuts a factor which is reduced keeps cutting it: what is wished of the result says
+    nothing about it. Otherwise the wish decides, and where there is none, what was estimated.
+    """
+    rule = planned.rule
+    assert rule is not None, "only operations with a rule have factors"
+    estimated = {axis: factor for factor, axes in planned.axes.items() for axis in axes}
+    pending = {axis for layout in planned.results for axis in layout.partial_axes}
+    out: list[dict[str, int | None]] = [{} for _ in rule.operands]
+    for axis in sizes:
+        factor = estimated.get(axis)
+        decided = factor is not None
+        if axis not in pending:
+            for dims, wish in zip(rule.results, asked, strict=True):
+                if axis in wish:
+                    dim = wish[axis]
+                    if dim is None:
+                        factor, decided = None, True
+                    elif dims[dim] and dims[dim][0] not in rule.blocked:
+                        factor, decided = dims[dim][0], True
+                    break
+        if not decided:
+            continue
+        for wish, dims in zip(out, rule.operands, strict=True):
+            wish[axis] = next((d for d, names in enumerate(dims) if factor in names), None)
+    return out

@@ -1,0 +1,136 @@
+"""What a device does in each step of a reshard, on its local block inside `shard_map`."""
+
+# JAX is partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshpar.placements.block_axes import cut, join
+from meshpar.placements.reductions import COPIED, identity, is_key, reduce_stacked
+from meshpar.placements.steps import Axes, Step, StepKind
+from meshpar.placements.types import ReduceType
+
+__all__ = ["apply_steps"]
+
+Shape = tuple[int, ...]
+Sizes = Mapping[str, int]
+
+
+def apply_steps(block: jax.Array, steps: Sequence[Step], shape: Shape, sizes: Sizes) -> jax.Array:
+    """Runs steps on the block of this device, inside `shard_map` over the whole mesh.
+
+    Args:
+      block: of shape `local_shape(shape, steps[0].src, sizes)`; what its padding holds does not
+        matter. Pending reductions have no dim: the block is this device's contribution.
+      steps: from `reshard_steps`.
+      shape: the global shape of the tensor.
+      sizes: axis -> size, of the axes of the steps at least.
+
+    Returns:
+      The block of `steps[-1].dst`, its padding undefined.
+    """
+    if is_key(block.dtype):
+        data = apply_steps(jax.random.key_data(block), steps, shape, sizes)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(block))
+    for step in steps:
+        block = _APPLY[step.kind](block, step, shape, sizes)
+    return block
+
+
+def _all_reduce(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    if step.reduce in {ReduceType.kRedMax, ReduceType.kRedAny}:
+        return lax.pmax(block, step.axes)
+    if step.reduce in {ReduceType.kRedMin, ReduceType.kRedAll}:
+        return lax.pmin(block, step.axes)
+    return _mean(lax.psum(block, step.axes), step, sizes)
+
+
+def _reduce_scatter(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    chunks, at = cut(block, step.gained, step.axes, sizes)
+    return _mean(lax.psum_scatter(chunks, step.axes, scatter_dimension=at), step, sizes)
+
+
+def _mean(total: jax.Array, step: Step, sizes: Sizes) -> jax.Array:
+    if step.reduce is not ReduceType.kRedAvg:
+        return total
+    n = 1
+    for axis in step.axes:
+        n *= sizes[axis]
+    return total / jnp.asarray(n, total.dtype)
+
+
+def _all_gather(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    if step.reduce is not None:
+        return reduce_stacked(step.reduce, lax.all_gather(block, step.axes), 0)
+    (dim,) = step.lost
+    return _join(lax.all_gather(block, step.axes, axis=dim), dim, step, shape, sizes)
+
+
+def _all_to_all(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    chunks, at = cut(block, step.gained, step.axes, sizes)
+    chunks = lax.all_to_all(chunks, step.axes, split_axis=at, concat_axis=at, tiled=True)
+    if step.reduce is not None:
+        return reduce_stacked(step.reduce, chunks, at)
+    return _join(chunks, at, step, shape, sizes)
+
+
+def _join(chunks: jax.Array, at: int, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    levels = {
+        dim: _levels(shape[dim], step.src.dims[dim], sizes)[-len(axes) - 1 : -1]
+        for dim, axes in step.lost.items()
+    }
+    return join(chunks, at, step.lost, step.axes, sizes, levels)
+
+
+def _levels(size: int, axes: Axes, sizes: Sizes) -> list[int]:
+    """The size of a dim's block before and after each axis cuts it."""
+    return list(itertools.accumulate(axes, lambda s, axis: -(-s // sizes[axis]), initial=size))
+
+
+def _slice(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    if not step.axes:  # each device has its rows; a tensor without any may change its shape
+        local = [_levels(n, axes, sizes)[-1] for n, axes in zip(shape, step.dst.dims, strict=True)]
+        return block.reshape(*local, *block.shape[len(shape) :])
+    chunks, at = cut(block, step.gained, step.axes, sizes)
+    return lax.dynamic_index_in_dim(chunks, lax.axis_index(step.axes), at, keepdims=False)
+
+
+def _ppermute(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    return lax.ppermute(block, step.axes, step.permutation)
+
+
+def _mask(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    (axis,), kind = step.axes, step.reduce
+    assert kind is not None, f"{step} makes no reduction"
+    if not step.lost and kind in COPIED:
+        return block
+    nothing = jnp.asarray(identity(kind, block.dtype))
+    if not step.lost:
+        return lax.select(lax.axis_index(axis) == 0, block, lax.full_like(block, nothing))
+    (dim,) = step.lost
+    whole, rows = _levels(shape[dim], step.src.dims[dim], sizes)[-2:]
+    padded = lax.full(
+        (*block.shape[:dim], rows * sizes[axis], *block.shape[dim + 1 :]), nothing, block.dtype
+    )
+    start = lax.axis_index(axis) * rows
+    padded = lax.dynamic_update_slice_in_dim(padded, block, start, dim)
+    return lax.slice_in_dim(padded, 0, whole, axis=dim)
+
+
+_APPLY: dict[StepKind, Callable[[jax.Array, Step, Shape, Sizes], jax.Array]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "slice": _slice,
+    "ppermute": _ppermute,
+    "mask": _mask,
+}

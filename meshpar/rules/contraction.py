@@ -1,0 +1,27 @@
+"""Rules of contractions: `dot_general`, which every matmul and einsum lowers to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshpar.rules.registry import rule_for
+from meshpar.rules.rule import SUM_LIKE, Aval, Pass, Rule, einsum, letters
+
+
+@rule_for("dot_general")
+def dot_general(lhs_aval: Aval, rhs_aval: Aval, *, dimension_numbers: Any, **_: Any) -> Rule:
+    """`bmk,bkn->bmn`, where each of b, m, n, k may be several dims.
+
+    k is not in the result, so cutting it leaves the result pending a sum.
+    """
+    (lhs_k, rhs_k), (lhs_b, rhs_b) = dimension_numbers
+    names = letters(lhs_aval.ndim + rhs_aval.ndim)
+    lhs, rhs = names[: lhs_aval.ndim], names[lhs_aval.ndim :]
+    for left, right in zip((*lhs_b, *lhs_k), (*rhs_b, *rhs_k), strict=True):
+        rhs[right] = lhs[left]
+    # lax lays the result out as batch, lhs free, rhs free, whatever order the operands had.
+    out = [lhs[d] for d in lhs_b]
+    out += [name for d, name in enumerate(lhs) if d not in {*lhs_b, *lhs_k}]
+    out += [name for d, name in enumerate(rhs) if d not in {*rhs_b, *rhs_k}]
+    passes = (Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,)))
+    return einsum(([lhs, rhs], [out]), (lhs_aval, rhs_aval), passes=passes)

@@ -1,0 +1,262 @@
+"""Rules of operations that move dims: transpose, broadcast, squeeze, reshape, slice, pad, ..."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from meshpar.rules.registry import rule_for
+from meshpar.rules.rule import (
+    EVERY_KIND,
+    Aval,
+    Dim,
+    Emission,
+    Params,
+    Pass,
+    Rule,
+    einsum,
+    letters,
+)
+
+Shape = tuple[int, ...]
+_ANY_PENDING = (Pass(EVERY_KIND, (0,)),)
+
+
+@rule_for("transpose")
+def transpose(x: Aval, *, permutation: tuple[int, ...], **_: Any) -> Rule:
+    """`ij->ji`."""
+    names = letters(x.ndim)
+    return einsum(([names], [[names[d] for d in permutation]]), (x,), passes=_ANY_PENDING)
+
+
+@rule_for("squeeze")
+def squeeze(x: Aval, *, dimensions: tuple[int, ...], **_: Any) -> Rule:
+    """`i1->i`."""
+    names = letters(x.ndim)
+    kept = [n for d, n in enumerate(names) if d not in dimensions]
+    return einsum(([names], [kept]), (x,), reduce=None, passes=_ANY_PENDING)
+
+
+@rule_for("broadcast_in_dim")
+def broadcast_in_dim(
+    x: Aval, *dynamic: Aval, shape: Shape, broadcast_dimensions: tuple[int, ...], **_: Any
+) -> Rule:
+    """`i->ij`: dims that are made are free to be cut, each device makes its part."""
+    names = letters(len(shape))
+    operand: list[Dim] = [
+        (names[d],) if size == shape[d] else ()
+        for size, d in zip(x.shape, broadcast_dimensions, strict=True)
+    ]
+
+    def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
+        return {**params, "shape": outs[0], "sharding": None}
+
+    return Rule(
+        operands=(tuple(operand),),
+        results=(tuple((n,) for n in names),),
+        sizes=dict(zip(names, shape, strict=True)),
+        passes=_ANY_PENDING,
+        local=local,
+    )
+
+
+@rule_for("iota")
+def iota(*, dimension: int, shape: Shape, **_: Any) -> Rule:
+    """`->ij`: each device counts from where its block begins."""
+    names = letters(len(shape))
+
+    def emit(at: Emission) -> jax.Array:
+        local = tuple(at.local_size(n) for n in names)
+        (counted,) = at.bind(shape=local, sharding=None)
+        if not at.is_cut(names[dimension]):
+            return counted
+        return counted + at.start(names[dimension]).astype(counted.dtype)
+
+    return Rule(
+        operands=(),
+        results=(tuple((n,) for n in names),),
+        sizes=dict(zip(names, shape, strict=True)),
+        emit=emit,
+    )
+
+
+@rule_for("reshape")
+def reshape(x: Aval, *, new_sizes: Shape, dimensions: Any = None, **_: Any) -> Rule:
+    """Row-major reshape, as factors: (2, 4, 32) -> (8, 32) is `abc->(a b)c`.
+
+    Walking both shapes from the major side, the greatest common divisor of what is left of the two
+    dims at hand is a factor of both. Where nothing divides, dims are blocked up to the next place
+    where both shapes have a boundary.
+    """
+    names, operand, result, blocked = _common_factors(tuple(x.shape), tuple(new_sizes))
+
+    def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
+        return {**params, "new_sizes": outs[0], "sharding": None}
+
+    merged = {name for dim in (*operand, *result) if len(dim) > 1 for name in dim}
+    return Rule(
+        operands=(operand,),
+        results=(result,),
+        sizes=names,
+        blocked=frozenset(names if dimensions is not None or 0 in new_sizes else blocked),
+        even=frozenset(merged),
+        passes=_ANY_PENDING,
+        local=local,
+    )
+
+
+def _common_factors(
+    old: Shape, new: Shape
+) -> tuple[dict[str, int], tuple[Dim, ...], tuple[Dim, ...], set[str]]:
+    """Factor sizes, the factors of the old and of the new dims, and which are blocked."""
+    sizes: dict[str, int] = {}
+    blocked: set[str] = set()
+    dims: tuple[list[list[str]], list[list[str]]] = ([[] for _ in old], [[] for _ in new])
+
+    def add(size: int, *places: tuple[int, int], block: bool = False) -> None:
+        name = f"f{len(sizes)}"
+        sizes[name] = size
+        for side, dim in places:
+            dims[side][dim].append(name)
+        if block:
+            blocked.add(name)
+
+    i = j = 0  # the dims at hand
+    a, b = (old or (1,))[0], (new or (1,))[0]  # what is left of them
+    while i < len(old) and j < len(new):
+        if a == b == 0:
+            add(0, (0, i), (1, j), block=True)
+            a = b = 1
+        common = math.gcd(a, b)
+        if common > 1:
+            add(common, (0, i), (1, j))
+            a, b = a // common, b // common
+        elif a != 1 and b != 1:
+            # Nothing divides: whole up to the next common boundary.
+            add(a, (0, i), block=True)
+            add(b, (1, j), block=True)
+            left, right = a, b
+            while left != right and (i + 1 < len(old) or j + 1 < len(new)):
+                if (left < right and i + 1 < len(old)) or j + 1 == len(new):
+                    i += 1
+                    add(old[i], (0, i), block=True)
+                    left *= old[i]
+                else:
+                    j += 1
+                    add(new[j], (1, j), block=True)
+                    right *= new[j]
+            a = b = 1
+        if a == 1:
+            i += 1
+            a = old[i] if i < len(old) else 1
+        if b == 1:
+            j += 1
+            b = new[j] if j < len(new) else 1
+    return sizes, _frozen(dims[0]), _frozen(dims[1]), blocked
+
+
+def _frozen(dims: list[list[str]]) -> tuple[Dim, ...]:
+    return tuple(tuple(dim) for dim in dims)
+
+
+@rule_for("split")
+def split(x: Aval, *, sizes: tuple[int, ...], axis: int, **_: Any) -> Rule:
+    """`ij->ij,ij`: the dim that is cut into pieces must be whole."""
+    names = letters(x.ndim)
+    pieces = [(*names[:axis], f"piece{i}", *names[axis + 1 :]) for i in range(len(sizes))]
+    rule = einsum(([names], [names]), (x,))
+    own = {f"piece{i}": size for i, size in enumerate(sizes)}
+    return Rule(
+        operands=rule.operands,
+        results=tuple(tuple((n,) for n in piece) for piece in pieces),
+        sizes={**rule.sizes, **own},
+        blocked=frozenset({names[axis], *own}),
+        passes=_ANY_PENDING,
+    )
+
+
+def _sliced(x: Aval, result: Shape, passes: tuple[Pass, ...], local: Any = None) -> Rule:
+    """Dims that keep their size pass through, the others must be whole."""
+    names = letters(x.ndim)
+    out = [
+        n if size == x.shape[d] else f"{n}out"
+        for d, (n, size) in enumerate(zip(names, result, strict=True))
+    ]
+    sizes = {**dict(zip(names, x.shape, strict=True)), **dict(zip(out, result, strict=True))}
+    changed = {n for n, o in zip(names, out, strict=True) if n != o}
+    return Rule(
+        operands=(tuple((n,) for n in names),),
+        results=(tuple((n,) for n in out),),
+        sizes=sizes,
+        blocked=frozenset(changed | {f"{n}out" for n in changed}),
+        passes=passes,
+        local=local,
+    )
+
+
+@rule_for("slice")
+def slice_(
+    x: Aval, *, start_indices: Shape, limit_indices: Shape, strides: Shape | None = None, **_: Any
+) -> Rule:
+    """Dims that are taken whole pass through; one that is sliced must be whole."""
+    steps = strides or (1,) * x.ndim
+    result = tuple(
+        -(-(stop - start) // step)
+        for start, stop, step in zip(start_indices, limit_indices, steps, strict=True)
+    )
+
+    def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
+        limits = tuple(
+            ins[0][d] if result[d] == x.shape[d] else limit_indices[d] for d in range(x.ndim)
+        )
+        return {**params, "limit_indices": limits}
+
+    return _sliced(x, result, _ANY_PENDING, local)
+
+
+@rule_for("rev")
+def rev(x: Aval, *, dimensions: tuple[int, ...], **_: Any) -> Rule:
+    """`ij->ij`, with the reversed dims whole."""
+    names = letters(x.ndim)
+    blocked = [names[d] for d in dimensions]
+    return einsum(([names], [names]), (x,), blocked=blocked, passes=_ANY_PENDING)
+
+
+@rule_for("concatenate")
+def concatenate(*xs: Aval, dimension: int, **_: Any) -> Rule:
+    """`ij,ij->ij`, with the joined dim whole."""
+    names = letters(xs[0].ndim)
+    own = [[*names] for _ in xs]
+    for i, mine in enumerate(own):
+        mine[dimension] = f"piece{i}"
+    sizes = dict(zip(names, xs[0].shape, strict=True))
+    sizes[names[dimension]] = sum(x.shape[dimension] for x in xs)
+    pieces = {f"piece{i}": x.shape[dimension] for i, x in enumerate(xs)}
+    return Rule(
+        operands=tuple(tuple((n,) for n in mine) for mine in own),
+        results=(tuple((n,) for n in names),),
+        sizes={**sizes, **pieces},
+        blocked=frozenset({names[dimension], *pieces}),
+        passes=(Pass(EVERY_KIND, tuple(range(len(xs)))),),
+    )
+
+
+@rule_for("pad")
+def pad(x: Aval, value: Aval, *, padding_config: Any, **_: Any) -> Rule:
+    """Dims without padding pass through; a padded one must be whole."""
+    result = tuple(
+        lo + hi + size + max(0, size - 1) * inner
+        for size, (lo, hi, inner) in zip(x.shape, padding_config, strict=True)
+    )
+    rule = _sliced(x, result, (Pass(EVERY_KIND, (0, 1)),))
+    padded = {n for n, cfg in zip(letters(x.ndim), padding_config, strict=True) if any(cfg)}
+    return Rule(
+        operands=(*rule.operands, ()),
+        results=rule.results,
+        sizes=rule.sizes,
+        blocked=rule.blocked | padded,
+        passes=rule.passes,
+    )
