@@ -44,6 +44,19 @@ LINES = [
         "%ags = (f32[2]{0}, f32[8]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8]",
         Collective("all-gather", ("tp",), 32),
     ),
+    (
+        "%ar = f32[4]{0} all-reduce(%x), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}",
+        Collective("all-reduce", ("dp",), 16),
+    ),
+    (
+        "%ar = f32[4]{0} all-reduce(%x), replica_groups=mesh['a'=8] {'a':(2)2}, to_apply=%add",
+        Collective("all-reduce", ("tp",), 16),  # 8 = 2 x 2 x 2: 0 and 2, 1 and 3, 4 and 6, ...
+    ),
+    (
+        "%ar = f32[4]{0} all-reduce(%x), "
+        "replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}",
+        Collective("all-reduce", ("dp",), 16),  # 0 and 4, 1 and 5, ...
+    ),
     ("%done = f32[8]{0} all-gather-done(%ags)", None),
     ("%get = f32[4]{0} get-tuple-element(%all-reduce.3), index=0", None),
     ("%all = f32[] all-reduce(%x), replica_groups={}", Collective("all-reduce", ("dp", "tp"), 4)),
@@ -71,6 +84,6 @@ def test_the_table_adds_up():
     text = "\n".join(line for line, _ in LINES)
     table = collectives_of(text, MESH)
     assert table.counts()["all-gather", ("tp",)] == 1
-    assert table.bytes()["all-reduce", ("tp",)] == 8192
-    assert sum(table.counts().values()) == len(table) == 8
+    assert table.bytes()["all-reduce", ("tp",)] == 8192 + 16
+    assert sum(table.counts().values()) == len(table) == 11
     assert "│ all-reduce" in repr(table) and "8,192" in repr(table)
