@@ -18,7 +18,7 @@ from meshpar.errors import MeshError, PlacementError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import is_even, storage_shape, storage_sharding
 from meshpar.placements.layout import Layout
-from meshpar.placements.programs import reshard_storage
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.types import Placement
 from meshpar.placements.values import placed
 from meshpar.training.paths import keys_of
