@@ -22,6 +22,12 @@ _HOME = {
         "meshpar.placements.shard": "dtensor_from_fn shard_tensor show_placements",
         "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
         "meshpar.placements.values": "mesh_of placements_of",
+        "meshpar.training.batch": "ReplicatedBatchWarning",
+        "meshpar.training.create": "create_sharded",
+        "meshpar.training.dist_model": "DistModel RecompileWarning",
+        "meshpar.training.stages": "ShardingStage1 ShardingStage2 ShardingStage3 shard_optimizer",
+        "meshpar.training.strategy": "Strategy",
+        "meshpar.training.to_static": "to_static",
     }.items()
     for name in names.split()
 }
