@@ -23,6 +23,7 @@ _HOME = {
         "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
         "meshpar.placements.values": "mesh_of placements_of",
         "meshpar.training.batch": "ReplicatedBatchWarning",
+        "meshpar.training.checkpoint": "checkpoint_contents load_state_dict save_state_dict",
         "meshpar.training.create": "create_sharded",
         "meshpar.training.dataloader": "ShardDataloader shard_dataloader",
         "meshpar.training.dist_model": "DistModel RecompileWarning",
