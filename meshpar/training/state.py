@@ -147,7 +147,7 @@ def slots_of(tree: Tree, mesh: ProcessMesh) -> Slots:
             dtype = jax.dtypes.canonicalize_dtype(dtype)
         # A pending reduction is done on the way in: the state holds values.
         shape, layout = tuple(value.shape), layout.without_partial()
-        leaves.append(Slot(leaf_name(path), shape, dtype, layout))
+        leaves.append(Slot(leaf_name(path) or "params", shape, dtype, layout))
     return Slots(tuple(leaves), treedef, mesh)
 
 

@@ -178,4 +178,4 @@ def test_sharding_needs_an_axis_of_a_known_name():
 def test_sharding_prefers_the_axis_that_is_named_for_it():
     mesh = mp.ProcessMesh([[0, 1], [2, 3]], ["dp", "sharding"])
     dm = static(mp.Strategy({"sharding": {"enable": True, "stage": 3, "degree": 2}}), mesh)
-    assert mp.placements_of(dm.state_dict()[""]) == [mp.Replicate(), mp.Shard(0)]
+    assert mp.placements_of(dm.state_dict()["params"]) == [mp.Replicate(), mp.Shard(0)]
