@@ -36,7 +36,8 @@ _HOME = {
 }
 _MODULES = ("models",)
 
-__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # the names are strings
+# The names are strings, and the stub lists them.
+__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -115,7 +115,8 @@ def make_model(mesh: mp.ProcessMesh, options: argparse.Namespace) -> mp.DistMode
         model = models.Decoder(models.tiny_lm(), rngs=nnx.Rngs(options.seed))
         return mp.shard_by_rules(model, mesh)
 
-    rate = optax.linear_schedule(0.0, options.learning_rate, options.warmup)
+    warmup, peak = max(options.warmup, 1), options.learning_rate
+    rate = optax.linear_schedule(peak / warmup, peak, warmup)
     return mp.to_static(
         mp.create_sharded(build, mesh),
         mp.Strategy({"sharding": {"enable": True, "stage": 1}}),
@@ -148,25 +149,25 @@ def train(
             if last is None:
                 start, first = time.perf_counter(), done  # the first step compiles
             else:
-                value = finite(last, step - 1, options)  # that of this step is not there yet
+                value = finite(last, step, options)  # that of this step is not there yet
                 tokens = (step - first) * options.batch_size * options.seq_len
                 speed = tokens / (time.perf_counter() - start)
                 bar.set_postfix_str(f"loss {value:.3f}, {speed:,.0f} tokens/s", refresh=False)
             bar.update()
             last = loss
             if stop.asked or done == options.steps or done % options.save_every == 0:
-                finite(loss, step, options)
+                finite(loss, done, options)
                 save(dm, done, options)
             if stop.asked:
                 break
     return done
 
 
-def finite(loss: jax.Array, step: int, options: argparse.Namespace) -> float:
-    """The loss of a step as a number; raises if it is not finite, unless `--nan=continue`."""
+def finite(loss: jax.Array, number: int, options: argparse.Namespace) -> float:
+    """The loss of the step of that number, from 1; raises for NaN, unless `--nan=continue`."""
     value = float(loss)
     if not math.isfinite(value) and options.nan == "stop":
-        raise FloatingPointError(f"The loss of step {step} is {value}")
+        raise FloatingPointError(f"The loss of step {number} is {value}")
     return value
 
 
