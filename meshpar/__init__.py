@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.compiler.jit": "jit",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
         "meshpar.mesh": "ProcessMesh get_mesh set_mesh",
@@ -26,8 +27,9 @@ _HOME = {
         "meshpar.training.checkpoint": "checkpoint_contents load_state_dict save_state_dict",
         "meshpar.training.create": "create_sharded",
         "meshpar.training.dataloader": "ShardDataloader shard_dataloader",
-        "meshpar.training.dist_model": "DistModel RecompileWarning",
+        "meshpar.training.dist_model": "DistModel",
         "meshpar.training.layers": "shard_by_rules shard_layer",
+        "meshpar.training.programs": "RecompileWarning",
         "meshpar.training.stages": "ShardingStage1 ShardingStage2 ShardingStage3 shard_optimizer",
         "meshpar.training.strategy": "Strategy",
         "meshpar.training.to_static": "to_static",

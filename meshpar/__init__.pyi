@@ -1,6 +1,7 @@
-"""The public names for type checkers and editors; at run time `__init__.py` imports them late."""
+"""The public names for type checkers; at run time `__init__.py` imports them late."""
 
 from meshpar import models as models
+from meshpar.compiler.jit import jit as jit
 from meshpar.errors import DistTensorError as DistTensorError
 from meshpar.errors import MeshError as MeshError
 from meshpar.errors import MeshparError as MeshparError
@@ -34,9 +35,9 @@ from meshpar.training.create import create_sharded as create_sharded
 from meshpar.training.dataloader import ShardDataloader as ShardDataloader
 from meshpar.training.dataloader import shard_dataloader as shard_dataloader
 from meshpar.training.dist_model import DistModel as DistModel
-from meshpar.training.dist_model import RecompileWarning as RecompileWarning
 from meshpar.training.layers import shard_by_rules as shard_by_rules
 from meshpar.training.layers import shard_layer as shard_layer
+from meshpar.training.programs import RecompileWarning as RecompileWarning
 from meshpar.training.stages import ShardingStage1 as ShardingStage1
 from meshpar.training.stages import ShardingStage2 as ShardingStage2
 from meshpar.training.stages import ShardingStage3 as ShardingStage3

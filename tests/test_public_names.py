@@ -1,6 +1,8 @@
-"""The public names: each resolves, is documented, and stands in the stub."""
+"""The public names: each resolves, is documented, and stands in the stub.
 
-import ast
+Run as a program, `python tests/test_public_names.py`, it writes the stub anew.
+"""
+
 import importlib
 import subprocess
 import sys
@@ -11,29 +13,42 @@ import pytest
 import meshpar as mp
 
 STUB = Path(mp.__file__).with_suffix(".pyi")
+MODULES = mp._MODULES
+HOME = mp._HOME
 
 
-def stub_names():
-    """Name -> the module that the stub takes it from."""
-    names = {}
-    for node in ast.parse(STUB.read_text()).body:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                assert alias.asname == alias.name, f"{alias.name} is no re-export"
-                names[alias.name] = node.module
-    return names
+def stub():
+    """The text of the stub, from the table in `meshpar/__init__.py`."""
+    names = sorted(HOME.items(), key=lambda item: (item[1], item[0]))
+    lines = [
+        '"""The public names for type checkers; at run time `__init__.py` imports them late."""',
+        "",
+        *(f"from meshpar import {name} as {name}" for name in sorted(MODULES)),
+        *(f"from {module} import {name} as {name}" for name, module in names),
+        "",
+        "__version__: str",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def test_the_stub_has_the_names_of_the_package():
-    assert sorted(stub_names()) == sorted(mp.__all__)
+    assert STUB.read_text() == stub(), f"python {__file__} writes it anew"
+    assert sorted(mp.__all__) == sorted([*HOME, *MODULES])
 
 
-@pytest.mark.parametrize("name", sorted(mp.__all__))
+@pytest.mark.parametrize("name", sorted(HOME))
 def test_every_name_resolves_and_is_documented(name):
     value = getattr(mp, name)
-    assert value is getattr(importlib.import_module(stub_names()[name]), name)
+    assert value is getattr(importlib.import_module(HOME[name]), name)
     assert value.__doc__, f"mp.{name} has no docstring"
     assert name in dir(mp)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_resolves_and_is_documented(name):
+    assert getattr(mp, name) is importlib.import_module(f"meshpar.{name}")
+    assert getattr(mp, name).__doc__
 
 
 def test_an_unknown_name_is_an_error():
@@ -50,3 +65,7 @@ def test_import_loads_neither_flax_nor_optax_nor_orbax():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert run.stdout.strip() == "[]"
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.options import Expanded, Wish, expand, options
+from meshpar.compiler.program import Node
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
+from meshpar.rules import find_rule
 from meshpar.rules.rule import Aval, Rule
 
-__all__ = ["Choice", "Decider", "wished"]
+__all__ = ["Choice", "Decider", "WishKey", "wished"]
 
 WishKey = tuple[tuple[str, int | None], ...]
 
@@ -46,16 +48,56 @@ class Decider:
     def __init__(self, sizes: Mapping[str, int], model: DeviceModel) -> None:
         self.sizes, self.model = dict(sizes), model
         self._reshards: dict[tuple[object, ...], float] = {}
+        self._rules: dict[Hashable, Rule | None] = {}
+        self._choices: dict[Hashable, Choice] = {}
+
+    def rule_of(self, node: Node, avals: Sequence[Aval]) -> Rule | None:
+        """The rule of an operation; equal operations have the same."""
+        if node.key is None:
+            return find_rule(node.name, avals, node.params)
+        if node.key not in self._rules:
+            self._rules[node.key] = find_rule(node.name, avals, node.params)
+        return self._rules[node.key]
 
     def choose(
+        self,
+        node: Node,
+        rule: Rule,
+        avals: Sequence[Aval],
+        results: Sequence[Aval],
+        operands: tuple[tuple[Layout, ...], ...],
+        wishes: tuple[WishKey, ...],
+        uses: tuple[int, ...],
+    ) -> Choice:
+        """The option of least time; of equals the first, and those that communicate less first.
+
+        Args:
+          node: the operation.
+          rule: its rule.
+          avals: shapes and dtypes of its operands.
+          results: those of its results.
+          operands: the layouts in which each operand is there.
+          wishes: what is wished of each result.
+          uses: how many operations take each operand; they share what it costs to reduce it.
+        """
+        if node.key is None:
+            return self._chosen(rule, avals, results, operands, list(map(dict, wishes)), uses)
+        key = (node.key, operands, wishes, uses)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._chosen(rule, avals, results, operands, list(map(dict, wishes)), uses)
+            self._choices[key] = choice
+        return choice
+
+    def _chosen(
         self,
         rule: Rule,
         avals: Sequence[Aval],
         results: Sequence[Aval],
         operands: Sequence[tuple[Layout, ...]],
         wishes: Sequence[Wish],
+        uses: Sequence[int],
     ) -> Choice:
-        """The option of least time; of equals the first, and those that communicate less first."""
         best: Choice | None = None
         best_key: tuple[float, float, int] | None = None
         tried = options(rule, operands, wishes, self.sizes)
@@ -67,9 +109,15 @@ class Decider:
                 min((self.reshard_seconds(src, dst, aval), i) for i, src in enumerate(there))
                 for there, dst, aval in zip(operands, expanded.operands, avals, strict=True)
             ]
-            now = sum(seconds for seconds, _ in moves)
+            now = 0.0
+            for (seconds, i), there, dst, n in zip(
+                moves, operands, expanded.operands, uses, strict=True
+            ):
+                reduces = len(there[i].partial) > len(dst.partial)
+                now += seconds / n if reduces else seconds
+            # What is wished is to come, and what is pending is to be reduced some day.
             later = sum(
-                self.reshard_seconds(layout, wished(layout, wish, self.sizes), aval)
+                self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
                 for layout, wish, aval in zip(expanded.results, wishes, results, strict=True)
             )
             work = self._work(rule, expanded, avals, results)
@@ -116,6 +164,11 @@ def wished(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout:
             dims[dim] = (*dims[dim], axis)
     pending = tuple((axis, kind) for axis, kind in layout.partial if axis not in wish)
     return Layout(tuple(dims), pending)
+
+
+def _settled(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout:
+    """A layout changed to what is wished of it, with nothing pending."""
+    return wished(layout, wish, sizes).without_partial()
 
 
 def _itemsize(aval: Aval) -> int:

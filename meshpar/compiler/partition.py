@@ -20,7 +20,7 @@ from meshpar.placements.search import planned_steps
 from meshpar.placements.types import ReduceType
 from meshpar.rules.rule import Rule
 
-__all__ = ["run_local"]
+__all__ = ["run_local", "run_node"]
 
 Shape = tuple[int, ...]
 
@@ -45,7 +45,7 @@ def run_local(planned: PlannedProgram, *blocks: jax.Array) -> list[jax.Array]:
         ins = [
             env.block(ref, layout) for ref, layout in zip(node.node.ins, node.operands, strict=True)
         ]
-        outs = _run_node(planned, node, ins)
+        outs = run_node(planned, node, ins)
         for number, layout, block in zip(node.node.outs, node.results, outs, strict=True):
             env.store(number, layout, block)
     env.move(planned.moves)
@@ -87,7 +87,8 @@ class _Blocks:
         return apply_steps(block, steps, shape, self._sizes)
 
 
-def _run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:
+def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:
+    """Runs one operation on the blocks of its operands, inside `shard_map`."""
     if node.bodies:
         return _run_control_flow(node, ins)
     if node.why == "annotation":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ class Node:
       outs: the numbers of the results.
       eqn: the equation it comes from, for name stack and source line.
       bodies: the programs of the functions that it calls, for control flow.
+      key: equal for operations that a rule cannot tell apart; `None` where that is not known.
     """
 
     primitive: Any  # jax.extend.core.Primitive
@@ -45,6 +47,7 @@ class Node:
     outs: tuple[int, ...]
     eqn: Any  # jax.extend.core.JaxprEqn
     bodies: SubJaxprs[Program] | None = None
+    key: Hashable = None
 
     @property
     def name(self) -> str:
@@ -126,5 +129,19 @@ def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...
         outs = tuple(program.new(var.aval) for var in eqn.outvars)
         env.update(zip(eqn.outvars, outs, strict=True))
         programs = None if bodies is None else bodies.map(program_of)
-        program.nodes.append(Node(eqn.primitive, eqn.params, ins, outs, eqn, programs))
+        key = None if bodies is not None else _key(eqn)
+        program.nodes.append(Node(eqn.primitive, eqn.params, ins, outs, eqn, programs, key))
     return tuple(read(atom) for atom in jaxpr.outvars)
+
+
+def _key(eqn: Any) -> Hashable:
+    key = (
+        eqn.primitive.name,
+        tuple((atom.aval.shape, atom.aval.dtype) for atom in eqn.invars),
+        tuple(eqn.params.items()),
+    )
+    try:
+        hash(key)
+    except TypeError:  # a parameter that holds a list or an array
+        return None
+    return key

@@ -8,16 +8,20 @@ and its reshards take, wishes included. No operation is named here: rules say wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from meshpar.compiler.control_flow import plan_control_flow
-from meshpar.compiler.decide import Decider
+from meshpar.compiler.decide import Decider, WishKey
 from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.placements.annotate import mp_layout_p
+from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
-from meshpar.rules import find_rule
 
 __all__ = ["propagate"]
 
@@ -39,6 +43,16 @@ def propagate(
     Returns:
       The program with a layout for every value and every reshard.
     """
+    with collector_paused():
+        return _propagate(program, inputs, outputs, decider)
+
+
+def _propagate(
+    program: Program,
+    inputs: Sequence[Layout | None],
+    outputs: Sequence[Layout | None],
+    decider: Decider,
+) -> PlannedProgram:
     wanted = [_full_wish(layout, decider.sizes) if layout else {} for layout in outputs]
     given = [
         layout or Layout.replicated(program.aval(i).ndim)
@@ -47,19 +61,34 @@ def propagate(
     estimate = _Forward(program, decider, {}).run(given, [None] * len(outputs))
     wishes = _wishes(program, estimate, wanted, decider.sizes)
     chosen = [
-        layout or _as_wished(program.aval(i).ndim, wishes.get(i, {}))
+        layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
     return _Forward(program, decider, wishes).run(chosen, outputs)
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection for a while: planning makes many objects and no garbage cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class _Forward:
     """One forward pass: decides operation by operation."""
 
-    def __init__(self, program: Program, decider: Decider, wishes: Mapping[int, Wish]) -> None:
+    def __init__(self, program: Program, decider: Decider, wishes: Mapping[int, WishKey]) -> None:
         self.program, self.decider, self.wishes = program, decider, wishes
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
+        self.uses: Counter[int] = Counter()
+        for node in program.nodes:
+            self.uses.update({ref for ref in node.ins if not isinstance(ref, Constant)})
 
     def run(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> PlannedProgram:
         program = self.program
@@ -83,7 +112,7 @@ class _Forward:
 
     def wish(self, value: int) -> Wish:
         """What is wished of a value."""
-        return self.wishes.get(value, {})
+        return dict(self.wishes.get(value, ()))
 
     def _settled(self, ref: Ref) -> Layout:
         """The layout of an output that may have any: nothing stays pending."""
@@ -131,15 +160,16 @@ class _Forward:
     def _by_rule(self, node: Node) -> PlannedNode:
         avals = [self.program.aval(ref) for ref in node.ins]
         outs = [self.program.avals[value] for value in node.outs]
-        rule = find_rule(node.name, avals, node.params)
+        rule = self.decider.rule_of(node, avals)
         if rule is None:
             operands = tuple(Layout.replicated(aval.ndim) for aval in avals)
             results = tuple(Layout.replicated(aval.ndim) for aval in outs)
             moves = self.bring_all(node.ins, operands)
             return PlannedNode(node, None, moves, operands, results, why="no rule: replicated")
-        there = [self.layouts(ref) for ref in node.ins]
-        wishes = [self.wish(value) for value in node.outs]
-        choice = self.decider.choose(rule, avals, outs, there, wishes)
+        there = tuple(self.layouts(ref) for ref in node.ins)
+        wishes = tuple(self.wishes.get(value, ()) for value in node.outs)
+        uses = tuple(1 if isinstance(r, Constant) else self.uses[r] for r in node.ins)
+        choice = self.decider.choose(node, rule, avals, outs, there, wishes, uses)
         moves = self.bring_all(node.ins, choice.expanded.operands)
         return PlannedNode(
             node,
@@ -156,10 +186,11 @@ def _full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:
     return {axis: layout.dim_of(axis) for axis in sizes if axis not in layout.partial_axes}
 
 
-def _as_wished(ndim: int, wish: Wish) -> Layout:
-    dims: list[tuple[str, ...]] = [()] * ndim
+def _as_wished(aval: Any, wish: Wish, sizes: Mapping[str, int]) -> Layout:
+    """The layout of an argument that may have any: as wished, where dims divide."""
+    dims: list[tuple[str, ...]] = [()] * aval.ndim
     for axis, dim in wish.items():
-        if dim is not None:
+        if dim is not None and not aval.shape[dim] % shards_on((*dims[dim], axis), sizes):
             dims[dim] = (*dims[dim], axis)
     return Layout(tuple(dims))
 
@@ -169,7 +200,7 @@ def _wishes(
     estimate: PlannedProgram,
     outputs: Sequence[Wish],
     sizes: Mapping[str, int],
-) -> dict[int, Wish]:
+) -> dict[int, WishKey]:
     """What the operations after a value, from the last to the first, wish of it."""
     wishes: dict[int, dict[str, int | None]] = {}
 
@@ -191,7 +222,7 @@ def _wishes(
         asked = [wishes.get(value, {}) for value in node.outs]
         for ref, wish in zip(node.ins, _operand_wishes(planned, asked, sizes), strict=True):
             add(ref, wish)
-    return dict(wishes)
+    return {value: tuple(wish.items()) for value, wish in wishes.items()}
 
 
 def _operand_wishes(

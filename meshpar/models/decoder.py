@@ -182,6 +182,7 @@ def tiny_lm(*, scan_layers: bool = False) -> DecoderConfig:
         head_dim=32,
         hidden_dim=384,
         max_seq_len=128,
+        init_std=0.06,  # 0.02 is for widths of thousands: a narrow model starts too close to 0
         scan_layers=scan_layers,
     )
 

@@ -64,8 +64,8 @@ def _fill(
     """Replaces `buffer[:, start:]` by samples, from left to right."""
 
     def forward(tokens: jax.Array) -> jax.Array:
-        # Merged inside the loop: nnx refuses modules of another trace level, and the caller's
-        # model keeps its mode.
+        # Merged and copied inside the loop, since nnx.scan refuses Variables of an outer trace
+        # level; on a copy, eval() leaves the caller's model as it is.
         model = nnx.merge(graphdef, state, copy=True)
         model.eval()
         return model(tokens)

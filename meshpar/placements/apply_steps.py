@@ -1,5 +1,9 @@
 """What a device does in each step of a reshard, on its local block inside `shard_map`."""
 
+# JAX is partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,9 @@
 """The reductions of `Partial`: what they take, their identities, and which of them commute."""
 
+# JAX is partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import jax
@@ -41,7 +45,7 @@ _NO_REDUCTIONS = {"float8_e8m0fnu"}
 
 def is_key(dtype: DTypeLike) -> bool:
     """Whether a dtype is one of PRNG keys."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def commute(lhs: ReduceType, rhs: ReduceType) -> bool:

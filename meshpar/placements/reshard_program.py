@@ -1,5 +1,9 @@
 """A compiled reshard, from storage to storage."""
 
+# JAX is partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

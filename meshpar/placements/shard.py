@@ -25,7 +25,7 @@ from meshpar.placements.types import Placement
 from meshpar.placements.values import Value, describe, placed, wrap
 from meshpar.placements.view import PlacementView
 
-__all__ = ["dtensor_from_fn", "shard_tensor", "show_placements"]
+__all__ = ["dtensor_from_fn", "place", "shard_tensor", "show_placements"]
 
 
 @runtime_checkable
@@ -225,13 +225,18 @@ def _annotated(
 
 def _as_array(data: Any, dtype: DTypeLike | None) -> np.ndarray | jax.Array:
     if isinstance(data, jax.Array):
-        return data if dtype is None else data.astype(dtype)
+        return data if dtype is None or data.dtype == dtype else data.astype(dtype)
     array = np.asarray(data)
     if array.dtype.kind in "OSUM":
         raise TypeError(
             f"shard_tensor(data): a {type(data).__name__} of {array.dtype} is no tensor"
         )
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype if dtype is None else dtype))
+
+
+def place(data: Any, dtype: DTypeLike, mesh: ProcessMesh, layout: Layout) -> Value:
+    """`shard_tensor` for a layout that is known to fit."""
+    return _placed(_as_array(data, dtype), mesh, layout)
 
 
 def _placed(value: np.ndarray | jax.Array, mesh: ProcessMesh, layout: Layout) -> Value:

@@ -29,14 +29,14 @@ class Adapter(Protocol):
       rest: all other state; a pytree.
       whole_batch: the loss takes (outputs, batch), not (*outputs, *labels).
       name: the model's name in messages.
-      call: the function that takes the inputs, for their names.
+      inputs: the signature of a call with the inputs alone.
     """
 
     params: Tree
     rest: Tree
     whole_batch: bool
     name: str
-    call: Callable[..., Any]
+    inputs: inspect.Signature
 
     def apply(
         self, params: Tree, rest: Tree, inputs: Sequence[Any], *, train: bool
@@ -106,7 +106,7 @@ class NnxAdapter:
 
     def __init__(self, model: nnx.Module) -> None:
         self.name = type(model).__name__
-        self.call = model.__call__
+        self.inputs = inspect.signature(model.__call__)
         self._model = model
         # Modules of the copy are new objects and its variables the user's: train() and eval() set
         # attributes of modules only, and nothing here assigns to a variable.
@@ -154,7 +154,7 @@ class LinenAdapter:
         self, module: linen.Module, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array]
     ) -> None:
         self.name = type(module).__name__
-        self._module, self.call = module, module.__call__
+        self._module = module
         self.params = variables.get("params", {})
         collections = {name: v for name, v in variables.items() if name != "params"}
         self.rest = {
@@ -162,17 +162,18 @@ class LinenAdapter:
             "rngs": dict(rngs),
             "steps": jnp.zeros((), jnp.uint32),
         }
-        self._switches = {
-            name: on
-            for name, on in _LINEN_SWITCHES.items()
-            if name in inspect.signature(module.__call__).parameters
-        }
+        signature = inspect.signature(module.__call__)
+        takes = signature.parameters
+        self._switches = {name: on for name, on in _LINEN_SWITCHES.items() if name in takes}
+        self.inputs = signature.replace(
+            parameters=[p for name, p in takes.items() if name not in self._switches]
+        )
 
     def apply(
         self, params: Tree, rest: Tree, inputs: Sequence[Any], *, train: bool
     ) -> tuple[Any, Tree]:
         variables = {"params": params, **rest["collections"]}
-        switches = {name: on == train for name, on in self._switches.items()}
+        switches: dict[str, Any] = {name: on == train for name, on in self._switches.items()}
         if not train:
             return self._module.apply(variables, *inputs, **switches), rest
         rngs = {name: jax.random.fold_in(key, rest["steps"]) for name, key in rest["rngs"].items()}
@@ -210,7 +211,8 @@ class FunctionAdapter:
         self.name = getattr(apply, "__name__", type(apply).__name__)
         self.params, self.rest = params, {}
         self._apply = apply
-        self.call = lambda batch: apply(params, batch)
+        batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_ONLY)
+        self.inputs = inspect.Signature([batch])
 
     def apply(
         self, params: Tree, rest: Tree, inputs: Sequence[Any], *, train: bool

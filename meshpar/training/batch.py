@@ -123,9 +123,7 @@ class BatchPlacer:
                     model=self.mesh,
                 )
             layout = known.layout.without_partial()
-            storage = reshard_storage(
-                known.storage, known.layout, layout, known.shape, self.mesh
-            )
+            storage = reshard_storage(known.storage, known.layout, layout, known.shape, self.mesh)
             return Slot(name, known.shape, storage.dtype, layout), storage
         value = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
         if not is_key_array(value) and np.dtype(value.dtype).kind in "OSUM":
@@ -143,9 +141,7 @@ class BatchPlacer:
         array = jax.device_put(value, sharding)
         return Slot(name, shape, array.dtype, layout), array
 
-    def _layout(
-        self, name: str, index: int, keys: Sequence[str], shape: tuple[int, ...]
-    ) -> Layout:
+    def _layout(self, name: str, index: int, keys: Sequence[str], shape: tuple[int, ...]) -> Layout:
         ndim = len(shape)
         spec = self.spec.args[index] if index < len(self.spec.args) else None
         layout = _spec_layout(_at(spec, keys), self.mesh, ndim)

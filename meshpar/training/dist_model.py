@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.stages import Compiled, Lowered
+from jax.stages import Lowered
 
 from meshpar.errors import MeshparError
 from meshpar.mesh import ProcessMesh
-from meshpar.placements.values import Value, describe
+from meshpar.placements.values import Value
+from meshpar.training.arguments import argument_names
 from meshpar.training.batch import BatchPlacer
 from meshpar.training.hlo import CollectiveTable, collectives_of
+from meshpar.training.programs import Program, Programs
 from meshpar.training.state import Arrays, Slots
-from meshpar.training.step import Recipe, State, program
+from meshpar.training.step import Recipe, State
 
-__all__ = ["DistModel", "RecompileWarning"]
+__all__ = ["DistModel"]
 
 # XLA on CPU aborts the process when about a hundred executions with collectives are queued.
 _MAX_IN_FLIGHT = 16
-_MODES = ("train", "eval", "predict")
-
-
-class RecompileWarning(UserWarning):
-    """A batch of a new shape or placement made a mode compile once more."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """One compiled program and what it was compiled from."""
-
-    batch: Slots
-    lowered: Lowered
-    compiled: Compiled
 
 
 class DistModel:
@@ -54,8 +39,7 @@ class DistModel:
     def __init__(self, recipe: Recipe, state: State, placer: BatchPlacer) -> None:
         self._recipe, self._state, self._placer = recipe, state, placer
         self._mode: str | None = None
-        self._programs: dict[tuple[str, Slots], _Program] = {}
-        self._last: dict[str, _Program] = {}
+        self._programs = Programs(recipe)
         self._in_flight: deque[Any] = deque()
         # Somebody outside holds arrays of the state, which the next training step must not donate.
         self._lent = False
@@ -115,7 +99,7 @@ class DistModel:
         """
         mode = self._chosen_mode()
         batch, arrays = self._place(mode, args)
-        step = self._program(mode, batch, arrays)
+        step = self._programs.of(mode, batch, self._state, arrays)
         while len(self._in_flight) >= _MAX_IN_FLIGHT:
             jax.block_until_ready(self._in_flight.popleft())
         if mode == "train":
@@ -144,7 +128,7 @@ class DistModel:
     @property
     def compile_counts(self) -> dict[str, int]:
         """Mode -> how many programs were compiled for it."""
-        return {m: sum(mode == m for mode, _ in self._programs) for m in _MODES}
+        return self._programs.counts()
 
     def lower(self, *args: Any) -> Lowered:
         """The lowered program of the current mode.
@@ -174,7 +158,10 @@ class DistModel:
 
         Follows `paddle.distributed.DistModel.dist_main_program` (3.3.1).
         """
-        return self._ran(mode).compiled.as_text() or ""
+        return (
+            self._programs.last(self._chosen_mode() if mode is None else mode).compiled.as_text()
+            or ""
+        )
 
     def serial_main_program(self, mode: str | None = None) -> str:
         """The program of a mode that has run, before partitioning, as StableHLO text.
@@ -184,7 +171,7 @@ class DistModel:
 
         Follows `paddle.distributed.DistModel.serial_main_program` (3.3.1).
         """
-        return self._ran(mode).lowered.as_text()
+        return self._programs.last(mode or self._chosen_mode()).lowered.as_text()
 
     # --- the state --------------------------------------------------------------------------------
 
@@ -275,70 +262,19 @@ class DistModel:
         return self._mode
 
     def _place(self, mode: str, args: tuple[Any, ...]) -> tuple[Slots, Arrays]:
-        names = self._argument_names(mode, args)
+        labels = 0 if mode == "predict" else self._recipe.num_labels
+        names = argument_names(self._recipe.adapter, mode, args, labels)
         try:
             return self._placer(args, names)
         except MeshparError as error:
             raise error.within(f"DistModel in mode {mode!r}") from None
 
-    def _argument_names(self, mode: str, args: tuple[Any, ...]) -> list[str]:
-        """A name per argument; refuses a wrong number of them."""
-        adapter = self._recipe.adapter
-        labels = 0 if mode == "predict" else self._recipe.num_labels
-        inputs = args[: len(args) - labels] if len(args) >= labels else ()
-        signature = inspect.signature(adapter.call)
-        try:
-            bound = signature.bind(*inputs).arguments if len(args) >= labels else None
-        except TypeError:
-            bound = None
-        if bound is None:
-            wanted = ", ".join(signature.parameters)
-            raise ValueError(
-                f"DistModel in mode {mode!r}: {len(args)} argument(s) for the input(s) ({wanted}) "
-                f"of {adapter.name} and {labels} label(s); given: "
-                f"{', '.join(describe(arg) for arg in args) or 'nothing'}"
-            )
-        if adapter.whole_batch:
-            return [""]
-        names: list[str] = []
-        for name, value in bound.items():
-            variadic = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            names += [f"{name}.{i}" for i in range(len(value))] if variadic else [name]
-        return names + (["labels"] if labels == 1 else [f"labels.{i}" for i in range(labels)])
-
-    def _program(self, mode: str, batch: Slots, arrays: Arrays) -> _Program:
-        found = self._programs.get((mode, batch))
-        if found is None:
-            if mode in self._last:
-                before, now = _shapes(self._last[mode].batch), _shapes(batch)
-                warnings.warn(
-                    f"DistModel in mode {mode!r} compiles once more, for a batch of {now}; the "
-                    f"last one was {before}. Batches of one shape and placement compile once.",
-                    RecompileWarning,
-                    stacklevel=3,
-                )
-            lowered = program(self._recipe, mode, batch).lower(self._state, arrays)
-            found = _Program(batch, lowered, lowered.compile())
-            self._programs[mode, batch] = found
-        self._last[mode] = found
-        return found
-
-    def _inspected(self, args: tuple[Any, ...]) -> _Program:
+    def _inspected(self, args: tuple[Any, ...]) -> Program:
         mode = self._chosen_mode()
         if not args:
-            return self._ran(mode)
-        return self._program(mode, *self._place(mode, args))
-
-    def _ran(self, mode: str | None) -> _Program:
-        mode = self._chosen_mode() if mode is None else mode
-        if mode not in _MODES:
-            raise ValueError(f"mode={mode!r}: the modes are 'train', 'eval' and 'predict'")
-        if mode not in self._last:
-            raise ValueError(
-                f"DistModel in mode {mode!r} has not run yet, so there is no program: call it, or "
-                "give a batch (jax.ShapeDtypeStructs will do) to lower() or compiled_text()"
-            )
-        return self._last[mode]
+            return self._programs.last(mode)
+        batch, arrays = self._place(mode, args)
+        return self._programs.of(mode, batch, self._state, arrays)
 
     def _own_state(self) -> State:
         """The state in arrays that nobody outside holds, leaf by leaf so that memory stays flat."""
@@ -351,11 +287,3 @@ class DistModel:
                 for part in self._state
             )
         )
-
-
-def _shapes(batch: Slots) -> str:
-    parts = (
-        f"{slot.name or 'batch'} {slot.shape} {slot.layout.placements(batch.mesh)}"
-        for slot in batch.leaves
-    )
-    return ", ".join(parts)

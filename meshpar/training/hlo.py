@@ -22,6 +22,13 @@ _INSTRUCTION = re.compile(rf"= (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+# Newer XLA names axes of a mesh of its own, or parts of them: 'a', or 'a':(2)4, which is the middle
+# of 'a' split into 2 x 4 x the rest.
+_NAMED = re.compile(
+    r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{(.*?)\}"
+)
+_NAMED_SIZE = re.compile(r"'(\w+)'=(\d+)")
+_NAMED_PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _PAIRS = re.compile(r"source_target_pairs=\{([\d,{} ]*)\}")
 
 
@@ -125,13 +132,37 @@ def _axes_of(attributes: str, mesh: ProcessMesh) -> tuple[str, ...]:
 def _groups(attributes: str, size: int) -> list[list[int]]:
     if (pairs := _PAIRS.search(attributes)) is not None:
         return _lists(pairs[1])
+    if (named := _NAMED.search(attributes)) is not None:
+        return _named_groups(*named.groups())
     if (iota := _IOTA.search(attributes)) is not None:
-        to, reshape, order = (_ints(part or "") for part in iota.groups())
-        ids = np.arange(math.prod(reshape)).reshape(reshape)
-        return (ids.transpose(order) if order else ids).reshape(to).tolist()
+        return _iota(iota[2], iota[3]).reshape(_ints(iota[1])).tolist()
     if (listed := _LISTED.search(attributes)) is not None:
         return _lists(listed[1])
     return [list(range(size))]  # no groups: all devices
+
+
+def _named_groups(axes: str, devices: str | None, order: str | None, along: str) -> list[list[int]]:
+    parts = {name: (pre, size) for name, pre, size in _NAMED_PART.findall(along)}
+    shape: list[int] = []
+    grouped: list[int] = []  # the dims of `shape` that the groups run along
+    for name, word in _NAMED_SIZE.findall(axes):
+        whole = int(word)
+        if name in parts:
+            pre, size = (int(parts[name][0] or 1), int(parts[name][1] or whole))
+            grouped.append(len(shape) + 1)
+            shape += [pre, size, whole // (pre * size)]
+        else:
+            shape.append(whole)
+    ids = np.arange(math.prod(shape)) if devices is None else _iota(devices, order)
+    rest = [dim for dim in range(len(shape)) if dim not in grouped]
+    length = math.prod(shape[dim] for dim in grouped)
+    return ids.reshape(shape).transpose([*rest, *grouped]).reshape(-1, length).tolist()
+
+
+def _iota(shape: str, order: str | None) -> np.ndarray:
+    """Device numbers as HLO writes them: counted in a shape, then transposed."""
+    ids = np.arange(math.prod(_ints(shape))).reshape(_ints(shape))
+    return ids.transpose(_ints(order)) if order else ids
 
 
 def _lists(text: str) -> list[list[int]]:

@@ -161,9 +161,7 @@ def shard_optimizer(
     return ShardedOptimizer(optimizer, shard_fn)
 
 
-def cut_over(
-    axis: str, shape: tuple[int, ...], layout: Layout, sizes: Mapping[str, int]
-) -> Layout:
+def cut_over(axis: str, shape: tuple[int, ...], layout: Layout, sizes: Mapping[str, int]) -> Layout:
     """The layout with one more cut: over `axis`, on the first dim that it divides.
 
     Example:
@@ -176,5 +174,3 @@ def cut_over(
         if shape[dim] and shape[dim] % shards_on((*axes, axis), sizes) == 0:
             return layout.with_dim(dim, (*axes, axis))
     return layout
-
-

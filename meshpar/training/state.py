@@ -20,8 +20,8 @@ from meshpar.errors import PlacementError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import storage_sharding
 from meshpar.placements.layout import Layout
-from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.reshard import reshard
+from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.shard import shard_tensor
 from meshpar.placements.storage import from_storage, to_storage
 from meshpar.placements.values import Value, placed, wrap

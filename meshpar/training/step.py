@@ -62,9 +62,9 @@ def program(recipe: Recipe, mode: str, batch: Slots) -> Wrapped:
         return recipe.adapter.apply(params, rest, batch.unpack(arrays), train=False)[0]
 
     if mode == "train":
-        opt = () if recipe.opt is None else recipe.opt.shardings
-        state = State(recipe.params.shardings, recipe.rest.shardings, opt)
-        return jax.jit(train, donate_argnums=0, out_shardings=(state, whole))
+        assert recipe.opt is not None, "train() checks the optimizer"
+        state = (recipe.params.shardings, recipe.rest.shardings, recipe.opt.shardings)
+        return jax.jit(train, donate_argnums=0, out_shardings=(State._make(state), whole))
     return jax.jit(evaluate, out_shardings=whole) if mode == "eval" else jax.jit(predict)
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
 
-from meshpar.errors import MeshError, MeshparError
-from meshpar.mesh import ProcessMesh, get_mesh
+from meshpar.errors import MeshparError
+from meshpar.mesh import ProcessMesh
 from meshpar.placements.layout import Layout
-from meshpar.placements.values import mesh_of
 from meshpar.training.adapters import Adapter, adapt
+from meshpar.training.axes import data_axes, mesh_for, zero_axis
 from meshpar.training.batch import BatchPlacer, read_input_spec
 from meshpar.training.dist_model import DistModel
 from meshpar.training.optimizer_state import create_optimizer_state, optimizer_slots
-from meshpar.training.paths import named_leaves
 from meshpar.training.stages import ShardedOptimizer, ShardingStage, cut_over
 from meshpar.training.state import Arrays, Slots, owned_copy, slots_of
 from meshpar.training.step import Recipe, State
 from meshpar.training.strategy import Strategy, check_acts
 
 __all__ = ["to_static"]
-
-_DATA_AXES = ("dp", "fsdp", "sharding")
-_ZERO_AXES = ("sharding", "fsdp", "dp")
 
 
 def to_static(
@@ -100,8 +97,8 @@ def to_static(
     tx, stage = _optimizer(options["optimizer"], strategy)
     adapter = adapt(model)
     try:
-        mesh = _mesh(adapter, stage)
-        axis, number = _zero(stage, strategy, mesh)
+        mesh = mesh_for(adapter, stage)
+        axis, number = zero_axis(stage, strategy, mesh)
         return _assembled(adapter, mesh, strategy, tx, axis, number, options)
     except MeshparError as error:
         raise error.within("to_static(model)", model=adapter.name) from None
@@ -145,7 +142,7 @@ def _assembled(
     )
     placer = BatchPlacer(
         mesh,
-        _data_axes(strategy, mesh),
+        data_axes(strategy, mesh),
         spec,
         options["loader"],
         warn=strategy.data_axes is None,
@@ -193,72 +190,8 @@ def _optimizer(
     return optimizer, None
 
 
-def _mesh(adapter: Adapter, stage: ShardingStage | None) -> ProcessMesh:
-    """The one mesh of the placed leaves, else the optimizer's, else the default one."""
-    found: dict[ProcessMesh, str] = {}
-    for name, leaf in (*named_leaves(adapter.params), *named_leaves(adapter.rest)):
-        mesh = mesh_of(leaf)
-        if mesh is not None:
-            found.setdefault(mesh, name)
-    if stage is not None and stage.mesh is not None:
-        found.setdefault(stage.mesh, f"the optimizer's {type(stage).__name__}")
-    if len(found) > 1:
-        (first, name), (second, other), *_ = found.items()
-        raise MeshError(
-            "its state lies on two meshes, and one program runs on one.",
-            **{name: first, other: second},
-            instead="shard_tensor or reshard all of it onto one mesh",
-        )
-    mesh = next(iter(found), None) or get_mesh()
-    if mesh is None:
-        raise MeshError(
-            "there is no mesh: no parameter is placed on one, and no default is set.",
-            instead='mp.set_mesh(mp.ProcessMesh(range(8), ["dp"])) before to_static, or place '
-            "parameters with shard_tensor or shard_layer",
-        )
-    return mesh
-
-
-def _zero(
-    stage: ShardingStage | None, strategy: Strategy, mesh: ProcessMesh
-) -> tuple[str | None, int]:
-    """The axis that ZeRO cuts over, and the stage; (None, 0) without it."""
-    sharding = strategy.sharding
-    if stage is not None:
-        axis, number = stage.axis_of(mesh), stage.stage
-    elif sharding.enable:
-        axis = next((name for name in _ZERO_AXES if name in mesh.axis_sizes), None)
-        number = sharding.stage
-        if axis is None:
-            raise MeshError(
-                f"Strategy.sharding needs a mesh axis named {', '.join(_ZERO_AXES)}.",
-                mesh=mesh,
-                instead='shard_optimizer(optimizer, ShardingStage1("the axis")) names any axis',
-            )
-    else:
-        return None, 0
-    if "degree" in sharding.changed() and sharding.degree != mesh.axis_sizes[axis]:
-        raise MeshError(
-            f"Strategy.sharding.degree is {sharding.degree}, and mesh axis {axis!r} has size "
-            f"{mesh.axis_sizes[axis]}.",
-            mesh=mesh,
-        )
-    return axis, number
-
-
-def _data_axes(strategy: Strategy, mesh: ProcessMesh) -> tuple[str, ...]:
-    if strategy.data_axes is None:
-        return tuple(name for name in mesh.axis_names if name in _DATA_AXES)
-    for axis in strategy.data_axes:
-        if axis not in mesh.axis_sizes:
-            raise MeshError(
-                f"Strategy.data_axes names {axis!r}, which is no axis of the mesh.", mesh=mesh
-            )
-    return tuple(strategy.data_axes)
-
-
 def _check_names(params: Slots, rest: Slots) -> None:
-    names = [slot.name for slot in (*params.leaves, *rest.leaves)]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(slot.name for slot in (*params.leaves, *rest.leaves))
+    twice = sorted(name for name, times in names.items() if times > 1)
     if twice:
         raise ValueError(f"to_static(model): two leaves are named {', '.join(twice)}")

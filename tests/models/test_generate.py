@@ -15,13 +15,13 @@ from meshpar.models.gpt2 import GPT2, GPT2Config
 
 CONFIG = DecoderConfig(
     vocab_size=31,
-    num_layers=2,
+    num_layers=1,
     model_dim=16,
     num_heads=2,
     num_kv_heads=1,
     head_dim=8,
     hidden_dim=24,
-    max_seq_len=8,
+    max_seq_len=5,
     init_std=0.5,  # logits far apart: the argmax does not hang on rounding
 )
 PROMPT = jnp.array([[3, 1, 4], [1, 5, 9]])
@@ -37,18 +37,16 @@ def greedy(model, tokens, steps):
 
 
 @pytest.fixture(scope="module")
-def greedy_nine():
-    return greedy(Decoder(CONFIG, rngs=nnx.Rngs(0)), PROMPT, 9)
+def greedy_five():
+    return greedy(Decoder(CONFIG, rngs=nnx.Rngs(0)), PROMPT, 5)
 
 
-# 4 steps fit into the model's maximum of 8; 9 make the window slide.
-@pytest.mark.parametrize(
-    "steps, scan_layers", [(0, False), (1, False), (4, False), (9, False), (9, True)]
-)
-def test_temperature_zero_takes_the_most_likely_token(greedy_nine, steps, scan_layers):
+# 2 steps fit into the model's maximum of 5; 5 make the window slide.
+@pytest.mark.parametrize("steps, scan_layers", [(0, False), (2, False), (5, False), (5, True)])
+def test_temperature_zero_takes_the_most_likely_token(greedy_five, steps, scan_layers):
     model = Decoder(replace(CONFIG, scan_layers=scan_layers), rngs=nnx.Rngs(0))
     actual = generate(model, PROMPT, steps, jax.random.key(0), temperature=0.0)
-    assert_array_equal(actual, greedy_nine[:, : 3 + steps])
+    assert_array_equal(actual, greedy_five[:, : 3 + steps])
 
 
 def test_gpt2_generates_without_dropout_and_keeps_its_mode():
@@ -57,21 +55,21 @@ def test_gpt2_generates_without_dropout_and_keeps_its_mode():
         num_layers=1,
         model_dim=16,
         num_heads=2,
-        max_seq_len=6,
+        max_seq_len=4,
         dropout=0.5,
         init_std=0.5,
     )
     model = GPT2(config, rngs=nnx.Rngs(0))
-    actual = generate(model, PROMPT, 9, jax.random.key(0), temperature=0.0)
+    actual = generate(model, PROMPT, 5, jax.random.key(0), temperature=0.0)
     assert not model.embed_dropout.deterministic
     model.eval()
-    assert_array_equal(actual, greedy(model, PROMPT, 9))
+    assert_array_equal(actual, greedy(model, PROMPT, 5))
 
 
 def test_samples_depend_on_the_key_only():
     model = Decoder(replace(CONFIG, init_std=0.02), rngs=nnx.Rngs(0))
     first, again, other = (
-        generate(model, PROMPT, 9, jax.random.key(seed), temperature=1.0) for seed in (0, 0, 1)
+        generate(model, PROMPT, 5, jax.random.key(seed), temperature=1.0) for seed in (0, 0, 1)
     )
     assert_array_equal(first, again)
     assert not np.array_equal(first, other)

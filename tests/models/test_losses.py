@@ -12,10 +12,9 @@ from meshpar.models.losses import cross_entropy
 
 
 def case(shape=(3, 5), vocab=12, scale=4.0):
-    keys = jax.random.split(jax.random.key(0))
-    return scale * jax.random.normal(keys[0], (*shape, vocab)), jax.random.randint(
-        keys[1], shape, 0, vocab
-    )
+    random = np.random.default_rng(0)
+    logits = scale * random.standard_normal((*shape, vocab), np.float32)
+    return jnp.asarray(logits), jnp.asarray(random.integers(vocab, size=shape, dtype=np.int32))
 
 
 def reference(logits, labels, kept):
@@ -23,7 +22,7 @@ def reference(logits, labels, kept):
     return jnp.where(kept, nats, 0).sum() / kept.sum()
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5)], ids=str)
 def test_equals_the_mean_of_optax(shape):
     logits, labels = case(shape)
     expected = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -33,7 +32,7 @@ def test_equals_the_mean_of_optax(shape):
 @pytest.mark.parametrize("ignore_index", [-100, -1, 3])
 def test_ignored_tokens_are_neither_summed_nor_counted(ignore_index):
     logits, labels = case()
-    labels = labels.at[0, :3].set(ignore_index).at[2].set(ignore_index)
+    labels = jnp.where(jnp.arange(15).reshape(3, 5) % 4 == 1, ignore_index, labels)
     kept = labels != ignore_index
     loss, grad = jax.value_and_grad(cross_entropy)(logits, labels, ignore_index=ignore_index)
     expected, expected_grad = jax.value_and_grad(reference)(logits, labels, kept)

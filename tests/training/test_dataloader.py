@@ -192,7 +192,7 @@ def test_to_static_leaves_the_loader_untouched(dp4, one_shot):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.filterwarnings("ignore::meshpar.training.dist_model.RecompileWarning")
+@pytest.mark.filterwarnings("ignore::meshpar.RecompileWarning")
 def test_the_last_batch_counts_each_sample_once(dp4, drop_last):
     source = Shuffling(10, 4, drop_last=drop_last)
     loader = mp.shard_dataloader(source, dp4, shard_dims="dp")

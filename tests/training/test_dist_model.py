@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_scalar_raises(mesh):
         dm(X, Y)
     dm = static(mlp(), mesh, loss=None)
     dm.eval()
-    with pytest.raises(ValueError, match="the model returns of shape .* give loss="):
+    with pytest.raises(ValueError, match=r"the model returns of shape .* give loss="):
         dm(X)
 
 

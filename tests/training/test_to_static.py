@@ -57,9 +57,7 @@ def zero_placements(placements, shape, mesh, axis):
     """The parameter's placements with a cut over `axis` on the first dim that it divides."""
     at = mesh.dim_names.index(axis)
     for dim, size in enumerate(shape):
-        cuts = math.prod(
-            n for n, p in zip(mesh.shape, placements, strict=True) if p.is_shard(dim)
-        )
+        cuts = math.prod(n for n, p in zip(mesh.shape, placements, strict=True) if p.is_shard(dim))
         if size % (cuts * mesh.shape[at]) == 0:
             return [*placements[:at], mp.Shard(dim), *placements[at + 1 :]]
     return placements
@@ -85,7 +83,9 @@ def check_lies_as_promised(dm, case, mesh, stage):
         moments += name.startswith("opt.")
     assert moments or case.name == "resnet-sgd"
     for leaf in dm.place_batch(*case.batches[0]):
-        cuts = [mp.Shard(0) if axis in ("dp", "fsdp") else mp.Replicate() for axis in mesh.dim_names]
+        cuts = [
+            mp.Shard(0) if axis in ("dp", "fsdp") else mp.Replicate() for axis in mesh.dim_names
+        ]
         assert mp.placements_of(leaf) == cuts
         assert held_bytes(leaf) == {local_bytes(leaf)}
 

@@ -1,0 +1,92 @@
+"""The collectives inside an operation's own local program, found by tracing it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from meshpar._jax import closed, sub_jaxprs
+from meshpar.compiler.partition import run_node
+from meshpar.compiler.planned import PlannedNode, PlannedProgram
+from meshpar.placements.blocks import local_shape, shards_on
+
+__all__ = ["emitted_collectives"]
+
+Sent = tuple[str, tuple[str, ...], int]
+"""Kind, mesh axes, bytes that each device sends."""
+
+_KINDS = {
+    "psum": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "ppermute",
+}
+
+
+def emitted_collectives(planned: PlannedProgram, node: PlannedNode) -> list[Sent]:
+    """Kind, axes and bytes of each collective that a rule's own program holds.
+
+    Args:
+      planned: the program that the operation is in.
+      node: the operation.
+    """
+    if node.rule is None or node.rule.emit is None or not any(node.axes.values()):
+        return []
+    blocks = [
+        jax.ShapeDtypeStruct(local_shape(tuple(aval.shape), layout, planned.sizes), aval.dtype)
+        for aval, layout in (
+            (planned.program.aval(ref), layout)
+            for ref, layout in zip(node.node.ins, node.operands, strict=True)
+        )
+    ]
+    mesh = AbstractMesh(
+        tuple(planned.sizes.values()),
+        tuple(planned.sizes),
+        axis_types=(AxisType.Auto,) * len(planned.sizes),
+    )
+    local = jax.shard_map(
+        lambda *xs: tuple(run_node(planned, node, list(xs))),
+        mesh=mesh,
+        in_specs=P(),
+        out_specs=P(),
+        check_vma=False,
+    )
+    return list(_sent(jax.make_jaxpr(local)(*blocks), planned))
+
+
+def _sent(jaxpr: Any, planned: PlannedProgram) -> list[Sent]:
+    out: list[Sent] = []
+    inner, _ = closed(jaxpr)
+    for eqn in inner.eqns:
+        kind = _KINDS.get(eqn.primitive.name)
+        if kind is not None:
+            axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+            axes = (axes,) if isinstance(axes, str) else tuple(axes)
+            n = shards_on(axes, planned.sizes)
+            for var in eqn.invars:
+                size = math.prod(var.aval.shape) * np.dtype(var.aval.dtype).itemsize
+                out.append((kind, axes, _bytes(kind, size, n)))
+        elif eqn.primitive.name == "shard_map":
+            out += _sent(eqn.params["jaxpr"], planned)
+        else:
+            bodies = sub_jaxprs(eqn)
+            for body in bodies.bodies if bodies is not None else ():
+                out += _sent(body, planned)
+    return out
+
+
+def _bytes(kind: str, size: int, n: int) -> int:
+    sent = {
+        "all_reduce": 2 * size * (n - 1) / n,
+        "all_gather": size * (n - 1),
+        "ppermute": size,
+    }
+    return math.ceil(sent.get(kind, size * (n - 1) / n))

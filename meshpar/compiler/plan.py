@@ -1,0 +1,307 @@
+"""`Plan`: every decision of a partitioned program, readable before it runs."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from meshpar.compiler.device_model import DeviceModel
+from meshpar.compiler.emitted import emitted_collectives
+from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
+from meshpar.mesh import ProcessMesh
+from meshpar.placements.blocks import local_shape
+from meshpar.placements.layout import Layout
+from meshpar.placements.search import planned_steps
+
+__all__ = ["Collective", "Operation", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a program.
+
+    Args:
+      kind: all_reduce, reduce_scatter, all_gather, all_to_all or ppermute.
+      axes: the mesh axes over which devices talk.
+      bytes: what each device sends, in one execution.
+      count: how often it runs, loops multiplied out.
+      seconds: the estimated time of one execution.
+      value: shape and dtype of what is moved.
+      where: the user's source line.
+      why: what needs it.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: int
+    seconds: float
+    value: str
+    where: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a program.
+
+    Args:
+      name: the primitive.
+      where: the user's source line.
+      count: how often it runs, loops multiplied out.
+      operands: type and placements of each operand.
+      results: type and placements of each result.
+      rule: the rule in einsum notation, or why there is none.
+    """
+
+    name: str
+    where: str
+    count: int
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    rule: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """What a partitioned program does: layouts, collectives, bytes, memory.
+
+    `print(plan)` shows its collectives, largest first; in Jupyter it is a table. Times and memory
+    are estimates by the device model; kinds, axes and bytes are those of the compiled program.
+
+    Args:
+      planned: the program with its layouts.
+      mesh: the mesh, whose devices need not be there.
+      names: what the inputs are called, by position.
+      model: the rates of the device.
+    """
+
+    planned: PlannedProgram
+    mesh: ProcessMesh
+    names: tuple[str, ...]
+    model: DeviceModel
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective, in the order of the program."""
+        return tuple(self._collectives(self.planned, 1))
+
+    @cached_property
+    def operations(self) -> tuple[Operation, ...]:
+        """Every operation, in the order of the program, those in bodies of loops included."""
+        return tuple(self._operations(self.planned, 1))
+
+    @cached_property
+    def replicated(self) -> tuple[Operation, ...]:
+        """The operations that every device computes whole because they have no rule."""
+        return tuple(op for op in self.operations if op.rule.startswith("no rule"))
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> number of executions."""
+        out: Counter[str] = Counter()
+        for collective in self.collectives:
+            out[collective.kind] += collective.count
+        return dict(out)
+
+    def totals(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+        """(Kind, mesh axes) -> (number of executions, bytes that each device sends)."""
+        out: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+        for c in self.collectives:
+            count, sent = out.get((c.kind, c.axes), (0, 0))
+            out[c.kind, c.axes] = (count + c.count, sent + c.count * c.bytes)
+        return out
+
+    @property
+    def bytes(self) -> int:
+        """What each device sends in one run."""
+        return sum(c.count * c.bytes for c in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of all collectives, none of it overlapped."""
+        return sum(c.count * c.seconds for c in self.collectives)
+
+    def table(self, top: int = 20) -> Table:
+        """The largest collectives as a rich table."""
+        title = (
+            f"{len(self.collectives)} collectives, {_size(self.bytes)} sent per device, "
+            f"about {self.seconds * 1e3:.3g} ms without overlap, on {self.mesh!s}"
+        )
+        table = Table(title=title, title_justify="left")
+        for column in ("sent", "times", "kind", "axes", "value", "where", "why"):
+            table.add_column(column)
+        rows = sorted(self.collectives, key=lambda c: -c.bytes * c.count)
+        for c in rows[:top]:
+            sent = _size(c.bytes * c.count)
+            axes = ", ".join(c.axes)
+            table.add_row(sent, str(c.count), c.kind, axes, c.value, c.where, c.why)
+        if len(rows) > top:
+            rest = sum(c.bytes * c.count for c in rows[top:])
+            table.add_row(_size(rest), "", f"{len(rows) - top} more", "", "", "", "")
+        for op in self.replicated:
+            table.add_row("", str(op.count), op.name, "", op.results[0], op.where, op.rule)
+        return table
+
+    def __repr__(self) -> str:
+        console = Console(width=140, color_system=None, force_jupyter=False)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get().rstrip()
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{c}</th>" for c in ("sent", "times", "kind", "axes", "value", "where"))
+        rows = sorted(self.collectives, key=lambda c: -c.bytes * c.count)[:20]
+        body = "".join(
+            f'<tr title="{html.escape(c.why)}"><td>{_size(c.bytes * c.count)}</td>'
+            f"<td>{c.count}</td><td>{c.kind}</td><td>{html.escape(', '.join(c.axes))}</td>"
+            f"<td>{html.escape(c.value)}</td><td>{html.escape(c.where)}</td></tr>"
+            for c in rows
+        )
+        title = f"{len(self.collectives)} collectives, {_size(self.bytes)} per device"
+        return f"<table><caption>{title}</caption><tr>{head}</tr>{body}</table>"
+
+    def to_json(self) -> str:
+        """The plan as JSON: mesh, inputs, outputs, operations and collectives."""
+        names = dict(zip(self.names, map(self._placed, self.planned.inputs), strict=True))
+        return json.dumps(
+            {
+                "mesh": dict(self.mesh.axis_sizes),
+                "inputs": names,
+                "outputs": [self._placed(layout) for layout in self.planned.outputs],
+                "collectives": [asdict(c) for c in self.collectives],
+                "operations": [asdict(op) for op in self.operations],
+            },
+            indent=1,
+        )
+
+    def diff(self, other: Plan) -> str:
+        """What another plan sends more (+) or less (-) than this one, by kind and axes."""
+        mine, theirs = self.totals(), other.totals()
+        lines: list[str] = []
+        for key in sorted({*mine, *theirs}):
+            (count, sent), (new_count, new_sent) = mine.get(key, (0, 0)), theirs.get(key, (0, 0))
+            if (count, sent) != (new_count, new_sent):
+                lines.append(
+                    f"{key[0]} over {', '.join(key[1])}: {new_count - count:+d} times, "
+                    f"{new_sent - sent:+d} bytes"
+                )
+        return "\n".join(lines) or "the same collectives"
+
+    def _placed(self, layout: Layout) -> str:
+        return str(layout.placements(self.mesh))
+
+    def _operations(self, planned: PlannedProgram, count: int) -> Iterator[Operation]:
+        aval = planned.program.aval
+        for node in planned.nodes:
+            yield Operation(
+                node.node.name,
+                node.node.where,
+                count,
+                tuple(
+                    f"{_type(aval(ref))} {self._placed(layout)}"
+                    for ref, layout in zip(node.node.ins, node.operands, strict=True)
+                ),
+                tuple(
+                    f"{_type(aval(ref))} {self._placed(layout)}"
+                    for ref, layout in zip(node.node.outs, node.results, strict=True)
+                ),
+                node.rule.notation() if node.rule is not None else node.why,
+            )
+            for body in node.bodies:
+                yield from self._operations(body, count * _turns(node))
+
+    def _collectives(self, planned: PlannedProgram, count: int) -> Iterator[Collective]:
+        for node in planned.nodes:
+            name, where = node.node.name, node.node.where
+            yield from self._moves(planned, node.moves, count, f"before {name}", where)
+            for kind, axes, sent in emitted_collectives(planned, node):
+                seconds = self.model.collective_seconds(sent)
+                value = _type(planned.program.avals[node.node.outs[0]])
+                yield Collective(kind, axes, sent, count, seconds, value, where, f"inside {name}")
+            for body in node.bodies:
+                yield from self._collectives(body, count * _turns(node))
+        yield from self._moves(planned, planned.moves, count, "for the output", "")
+
+    def _moves(
+        self, planned: PlannedProgram, moves: Sequence[Move], count: int, reason: str, where: str
+    ) -> Iterator[Collective]:
+        sizes: Mapping[str, int] = planned.sizes
+        for move in moves:
+            aval = planned.program.aval(move.value)
+            src, dst = self._placed(move.src), self._placed(move.dst)
+            for step in planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, sizes):
+                if step.is_collective:
+                    yield Collective(
+                        step.kind,
+                        step.axes,
+                        step.bytes,
+                        count,
+                        self.model.collective_seconds(step.bytes),
+                        _type(aval),
+                        where,
+                        f"{src} -> {dst} {reason}",
+                    )
+
+
+def _turns(node: PlannedNode) -> int:
+    """How often the bodies of an operation run; those of a while loop are counted once."""
+    return node.node.params.get("length", 1) if node.node.name == "scan" else 1
+
+
+def _type(aval: Any) -> str:
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("the loop returns at its last unit")
+
+
+def peak_bytes(planned: PlannedProgram) -> int:
+    """The largest sum of the blocks that are alive at once, inputs and outputs included.
+
+    A block lives from where it is made to its last use. XLA fuses operations and reuses buffers, so
+    this is an estimate from above.
+    """
+    program = planned.program
+    last: dict[int, int] = {}
+    for i, node in enumerate(planned.nodes):
+        for ref in node.node.ins:
+            if isinstance(ref, int):
+                last[ref] = i
+    for ref in (*program.inputs, *program.outputs):
+        if isinstance(ref, int):
+            last[ref] = len(planned.nodes)
+    alive: dict[int, int] = {}
+
+    def hold(value: int, layout: Layout) -> None:
+        aval = program.avals[value]
+        item = np.dtype(aval.dtype).itemsize if isinstance(aval.dtype, np.dtype) else 8
+        shape = local_shape(tuple(aval.shape), layout, planned.sizes)
+        alive[value] = alive.get(value, 0) + int(np.prod(shape, dtype=np.int64)) * item
+
+    for number, layout in zip(program.inputs, planned.inputs, strict=True):
+        hold(number, layout)
+    peak = sum(alive.values())
+    for i, node in enumerate(planned.nodes):
+        for move in node.moves:
+            hold(move.value, move.dst)
+        for value, layout in zip(node.node.outs, node.results, strict=True):
+            hold(value, layout)
+        inner = max((peak_bytes(body) for body in node.bodies), default=0)
+        peak = max(peak, sum(alive.values()) + inner)
+        for value in [v for v in alive if last.get(v, -1) <= i and v not in program.inputs]:
+            del alive[value]
+    return peak
