@@ -208,4 +208,6 @@ _UNCHECKED: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any]]] = {
 
 def is_backward(eqn: Any) -> bool:
     """Whether an equation belongs to the backward pass of `jax.grad`."""
-    return any(getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack)
+    return any(
+        getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack
+    )

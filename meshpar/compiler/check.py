@@ -83,7 +83,8 @@ def check(
     lowering = partitioned.lowering(*args, **kwargs)
     leaves = jax.tree.leaves((args, kwargs))
     watched = _watching(plan.planned)
-    storages = shard_mapped(watched, plan.mesh, ())(*lowering.placed(leaves))
+    program = jax.jit(shard_mapped(watched, plan.mesh))
+    storages = program(*lowering.placed(leaves))
     single = _single_device(plan.planned.program, [jnp.asarray(np.asarray(x)) for x in leaves])
     values = dict(zip(_watched_values(plan.planned), zip(storages, watched.outputs), strict=True))
     for node in plan.planned.nodes:
