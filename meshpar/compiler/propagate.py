@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshpar._jax import is_backward
 from meshpar.compiler.annotations import annotated_layout, manual_layouts
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider, WishKey
@@ -164,7 +163,7 @@ class _Forward:
 
     def _planned(self, node: Node) -> PlannedNode:
         self.moves = []
-        self.backward = is_backward(node.eqn)
+        self.backward = node.backward
         if node.bodies is not None:
             planned = plan_control_flow(self, node, propagate)
         elif (layout := annotated_layout(node, self.decider.sizes)) is not None:
@@ -214,6 +213,7 @@ class _Forward:
             choice.expanded.operands,
             choice.expanded.results,
             choice.expanded.axes,
+            asked=(there, wishes, uses),
         )
 
 
