@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshpar.schedules.actions import Action
 from meshpar.schedules.schedule import Schedule
+from meshpar.schedules.sizes import check_sizes
 from meshpar.schedules.stages import loop_stages
 
 
@@ -20,6 +21,7 @@ def fthenb(P: int, M: int, V: int = 1) -> Schedule:
     Follows GPipe (arXiv 1811.06965) and, for `V > 1`, looped breadth-first pipelining
     (arXiv 2211.05953).
     """
+    check_sizes("fthenb", P, M, V)
     order = [Action("F", chunk, m) for chunk in range(V) for m in range(M)]
     order += [Action("B", chunk, m) for chunk in reversed(range(V)) for m in range(M)]
     return Schedule.from_orders([order] * P, M, loop_stages(P, V), "FThenB")
@@ -36,6 +38,7 @@ def one_f_one_b(P: int, M: int) -> Schedule:
 
     Follows PipeDream-Flush (arXiv 2006.09503).
     """
+    check_sizes("one_f_one_b", P, M)
     orders = [_one_f_one_b(M, ahead=P - 1 - rank) for rank in range(P)]
     return Schedule.from_orders(orders, M, name="1F1B")
 
@@ -51,6 +54,7 @@ def eager_1f1b(P: int, M: int) -> Schedule:
 
     Follows the pass `Eager1F1B` of `paddle.distributed` (3.3.1), which asks for `M >= 2*P-1`.
     """
+    check_sizes("eager_1f1b", P, M)
     orders = [_one_f_one_b(M, ahead=2 * (P - 1 - rank)) for rank in range(P)]
     return Schedule.from_orders(orders, M, name="Eager1F1B")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshpar.schedules.actions import Action, Cell
 from meshpar.schedules.schedule import Schedule
+from meshpar.schedules.sizes import check_sizes
 from meshpar.schedules.stages import zigzag_stages
 
 
@@ -23,6 +24,7 @@ def dualpipev(P: int, M: int) -> Schedule:
     Follows DualPipeV (github.com/deepseek-ai/DualPipe), the V form of the DualPipe of
     arXiv 2412.19437.
     """
+    check_sizes("dualpipev", P, M)
     orders = [_rank_order(P, max(M, 2 * P), rank) for rank in range(P)]
     kept = [
         [tuple(action for action in cell if action.microbatch < M) for cell in order]

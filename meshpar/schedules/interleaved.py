@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshpar.schedules.actions import Action
 from meshpar.schedules.schedule import Schedule
+from meshpar.schedules.sizes import check_sizes
 from meshpar.schedules.stages import loop_stages
 
 
@@ -21,6 +22,7 @@ def vpp(P: int, M: int, V: int) -> Schedule:
 
     Follows Megatron-LM's interleaved schedule (arXiv 2104.04473).
     """
+    check_sizes("vpp", P, M, V)
     forwards, backwards, size = _sequences(P, M, V)
     orders = []
     for rank in range(P):
@@ -47,6 +49,7 @@ def interleaved_zb(P: int, M: int, V: int) -> Schedule:
     Follows `ScheduleInterleavedZeroBubble` of torch (2.13), which asks for M to divide by
     `max(1, M // P)`, and the ZB-H1 of arXiv 2401.10241, which it is with one chunk.
     """
+    check_sizes("interleaved_zb", P, M, V)
     return _zero_bubble(P, M, V, "InterleavedZB")
 
 
@@ -61,6 +64,7 @@ def zbh1(P: int, M: int) -> Schedule:
 
     Follows ZB-H1 of arXiv 2401.10241.
     """
+    check_sizes("zbh1", P, M)
     return _zero_bubble(P, M, 1, "ZBH1")
 
 

@@ -22,3 +22,8 @@ def peak_activations(order: Sequence[Cell], released_by: str) -> int:
         peak = max(peak, live)
         live -= ops.count("B") + ops.count("W" if released_by == "W" else "I")
     return peak
+
+
+def peak_of(orders: Sequence[Sequence[Cell]]) -> int:
+    """The largest of the ranks' peaks until W, which a memory limit is compared with."""
+    return max(peak_activations(order, "W") for order in orders)
