@@ -1,8 +1,8 @@
 """Pipeline schedules as data: made, checked, timed and drawn without a device.
 
-Every schedule is a `Schedule`: a table of what each rank does in each tick. `generate` makes the named
-ones, `auto` searches for the best within a memory limit, `Schedule.from_orders` takes one's own;
-`validate` checks a table, `simulate` times it, `Schedule.plot` draws it.
+Every schedule is a `Schedule`: a table of what each rank does in each tick. `generate` makes the
+named ones, `auto` searches for the best within a memory limit, `Schedule.from_orders` takes one's
+own; `validate` checks a table, `simulate` times it, `Schedule.plot` draws it.
 """
 
 from meshpar.schedules.actions import Action as Action

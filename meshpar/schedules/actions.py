@@ -17,8 +17,8 @@ class Action:
     """One piece of work of one rank.
 
     Args:
-      op: `F` forward, `B` full backward, `I` backward for the input, `W` backward for the weights.
-        A backward is one `B`, or one `I` and a later `W`; `B` delivers its input gradient at its end.
+      op: `F` forward, `B` full backward, `I` backward for the input, `W` for the weights. A
+        backward is one `B`, or one `I` and a later `W`; `B` delivers its input gradient at its end.
       chunk: which of the rank's stages, counted from 0.
       microbatch: counted from 0.
 

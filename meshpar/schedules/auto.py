@@ -30,9 +30,9 @@ def auto(
 ) -> Schedule:
     """The schedule with the least bubble within a memory limit, by search.
 
-    All named schedules that keep the limit are measured, and a list scheduler is run under many rules
-    on loop and zigzag stages; the best is returned. Its backwards are split unless a named schedule
-    with full ones wins. The same arguments always give the same schedule.
+    All named schedules that keep the limit are measured, and a list scheduler is run under many
+    rules on loop and zigzag stages; the best is returned. Its backwards are split unless a named
+    schedule with full ones wins. The same arguments always give the same schedule.
 
     Args:
       P: number of ranks.
@@ -47,7 +47,7 @@ def auto(
       peak of those found.
 
     Raises:
-      ValueError: a size is below 1, or no schedule keeps the limit; the message has the least limit.
+      ValueError: a size is below 1, or no schedule keeps the limit; the message has the least one.
 
     Example:
       >>> from meshpar.schedules import simulate

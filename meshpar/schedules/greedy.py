@@ -1,8 +1,8 @@
 """A list scheduler: every rank takes, as soon as it is free, the most urgent work that is there.
 
-What is urgent is for the caller to say, by a key for each forward and input gradient; W has none, it
-fills the time in which nothing else can run. The search of `auto` tries many such rules, so this loop
-is written for speed: work is a plain number, `stage` for its F and `S + stage` for its I.
+What is urgent is for the caller to say, by a key for each forward and input gradient; W has none,
+it fills the time in which nothing else can run. The search of `auto` tries many such rules, so this
+loop is written for speed: work is a plain number, `stage` for its F and `S + stage` for its I.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ class ListScheduler:
         self.problem, self.rule = problem, rule
         self.owner = rank_of_stage(problem.stages)
         self.S = len(self.owner)
-        self.jobs = [
-            [*row, *(self.S + stage for stage in row)] for row in problem.stages
-        ]
+        self.jobs = [[*row, *(self.S + stage for stage in row)] for row in problem.stages]
         # One more than there are microbatches: when all are done the next one never arrives.
         self.arrival = [[NEVER] * (problem.M + 1) for _ in range(2 * self.S)]
         self.arrival[0][: problem.M] = [0] * problem.M
@@ -165,9 +163,9 @@ class ListScheduler:
     def fits(self, rank: int, stage: int, m: int) -> bool:
         """Whether the memory allows the F of a stage, microbatch m.
 
-        The oldest microbatch that a rank has not finished keeps room there for all its forwards, and
-        so will the next one when the oldest is done, since what is younger than both leaves V free.
-        So the oldest of all microbatches can always be finished, and nothing waits for ever.
+        The oldest microbatch that a rank has not finished keeps room there for all its forwards,
+        and so will the next one when it becomes the oldest, since what is younger than both leaves
+        V free. So the oldest of all microbatches can always go on, and nothing waits for ever.
         """
         live = self.live[rank]
         room = self.rule.limit - live

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from meshpar.schedules.actions import Action
 from meshpar.schedules.schedule import Schedule
 from meshpar.schedules.sizes import check_sizes
@@ -85,9 +87,7 @@ def _zero_bubble(P: int, M: int, V: int, name: str) -> Schedule:
     return Schedule.from_orders(orders, M, loop_stages(P, V), name)
 
 
-def _sequences(
-    P: int, M: int, V: int
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
+def _sequences(P: int, M: int, V: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
     """Forwards and backwards of every rank as (chunk, microbatch), and the largest group."""
     groups = _groups(P, M)
     forwards = [(chunk, m) for group in groups for chunk in range(V) for m in group]
@@ -102,4 +102,4 @@ def _groups(P: int, M: int) -> list[range]:
     """
     count = max(1, M // P)
     cuts = [-(-M * i // count) for i in range(count + 1)]
-    return [range(lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    return [range(lo, hi) for lo, hi in pairwise(cuts)]

@@ -44,9 +44,7 @@ NAMES = tuple(_NAMED)
 """The names that `generate` knows."""
 
 
-def generate(
-    name: str, P: int, M: int, V: int = 1, *, split_backward: bool = False
-) -> Schedule:
+def generate(name: str, P: int, M: int, V: int = 1, *, split_backward: bool = False) -> Schedule:
     """A named schedule, for any number of ranks and microbatches.
 
     Args:
@@ -69,7 +67,7 @@ def generate(
     check_sizes("generate", P, M, V)
     named = _NAMED[name]
     if not named.fits(V):
-        other = named.below if V < named.least else named.above
+        other = named.below if named.least > V else named.above
         only = "V = 1" if named.most == 1 else "V = 2" if named.most == 2 else "V >= 2"
         raise ValueError(
             f"generate({name!r}, P={P}, M={M}, V={V}): {name} is for {only}; "

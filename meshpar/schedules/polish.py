@@ -12,7 +12,7 @@ from meshpar.schedules.sweep import Effort
 def polish(problem: Problem, found: Found, rule: Rule, bound: int, effort: Effort) -> Found:
     """Shifts the times at which a schedule starts its work, as keys for the list scheduler.
 
-    One F or I of some microbatches at a time is moved; what does not make the schedule longer stays.
+    The F or I of one stage is moved for some microbatches; what makes the schedule no longer stays.
 
     Args:
       problem: what is to be scheduled.

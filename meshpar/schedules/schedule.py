@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from meshpar.schedules.actions import Action, Cell, Costs, Order, Row
+from meshpar.schedules.actions import Action, Cell, Costs, Op, Order, Row
 from meshpar.schedules.stages import Stages, loop_stages
 from meshpar.schedules.timeline import Timeline, timeline
 from meshpar.schedules.timing import one_tick, play
@@ -44,8 +44,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if not self.stages or not self.stages[0] or len(set(map(len, self.stages))) != 1:
             raise ValueError(
-                f"Schedule(stages={self.stages!r}): a row of stages for each rank, all equally long,"
-                " as loop_stages(P, V) makes."
+                f"Schedule(stages={self.stages!r}): a row of stages for each rank, all of one "
+                "length, as loop_stages(P, V) makes."
             )
         if self.M < 1:
             raise ValueError(f"Schedule(M={self.M}): at least one microbatch.")
@@ -105,7 +105,7 @@ class Schedule:
         dense = cls(name, M, stages, tuple(zip(*zip_longest(*rows, fillvalue=()), strict=True)))
         validate(dense, slots=False)
         starts, ends = play(rows, stages, M, one_tick)
-        table = [[()] * max(max(end, default=0) for end in ends) for _ in rows]
+        table: list[list[Cell]] = [[()] * max(max(end, default=0) for end in ends) for _ in rows]
         for row, cells, begin in zip(table, rows, starts, strict=True):
             for cell, tick in zip(cells, begin, strict=True):
                 row[tick] = cell
@@ -116,9 +116,7 @@ class Schedule:
 
         In a combined cell both take the place of the `B`.
         """
-        orders = [
-            [part for cell in order for part in _split(cell)] for order in self.orders
-        ]
+        orders = [[part for cell in order for part in _split(cell)] for order in self.orders]
         return Schedule.from_orders(orders, self.M, self.stages, self.name)
 
     def uncombined(self) -> Schedule:
@@ -176,7 +174,6 @@ def _fields(action: Action) -> tuple[str, int, int]:
 
 
 def _split(cell: Cell) -> list[Cell]:
-    parts = [
-        replace(action, op=op) for action in cell for op in ("IW" if action.op == "B" else action.op)
-    ]
+    halves: dict[Op, tuple[Op, ...]] = {"B": ("I", "W")}
+    parts = [replace(part, op=op) for part in cell for op in halves.get(part.op, (part.op,))]
     return [tuple(parts)] if len(cell) > 1 else [(part,) for part in parts]

@@ -37,7 +37,7 @@ def memory_limit_of(call: str, memory_limit: int | None, default: int, V: int) -
 
 
 def least_bubble(schedules: Iterable[Schedule], costs: Costs) -> Schedule:
-    """The one with the least bubble; among equals the shortest, then the one with the least peak."""
+    """The one with the least bubble; among equals the shortest, then that with the least peak."""
 
     def rank(schedule: Schedule) -> tuple[float, float, int]:
         result = simulate(schedule, costs)

@@ -18,7 +18,9 @@ def check_sizes(call: str, P: int, M: int, V: int = 1) -> None:
     """
     for name, value in (("P", P), ("M", M), ("V", V)):
         if not isinstance(value, int):
-            raise TypeError(f"{call}({name}={value!r}): a whole number, not {type(value).__name__}.")
+            raise TypeError(f"{call}({name}={value!r}): {name} is an int.")
         if value < 1:
-            raise ValueError(f"{call}({name}={value}): P ranks, M microbatches and V stages on each "
-                             "rank are at least 1.")
+            raise ValueError(
+                f"{call}({name}={value}): P ranks, M microbatches and V stages on each rank are at "
+                f"least 1, as in {call}(P=4, M=8)."
+            )

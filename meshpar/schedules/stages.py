@@ -25,9 +25,7 @@ def zigzag_stages(P: int, V: int) -> Stages:
       >>> zigzag_stages(2, 3)
       ((0, 3, 4), (1, 2, 5))
     """
-    return tuple(
-        tuple(c * P + (P - 1 - r if c % 2 else r) for c in range(V)) for r in range(P)
-    )
+    return tuple(tuple(c * P + (P - 1 - r if c % 2 else r) for c in range(V)) for r in range(P))
 
 
 def rank_of_stage(stages: Stages) -> list[int]:

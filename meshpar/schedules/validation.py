@@ -88,8 +88,8 @@ def _counts(schedule: Schedule) -> Iterator[str]:
                     yield f"rank {rank}: F{chunk}.{m} occurs {f} times, not once"
                 if (b, i, w) not in ((1, 0, 0), (0, 1, 1)):
                     yield (
-                        f"rank {rank}: the backward of chunk {chunk}, microbatch {m} is {b} B, {i} I "
-                        f"and {w} W; it is one B, or one I and one W"
+                        f"rank {rank}: the backward of chunk {chunk}, microbatch {m} is {b} B, "
+                        f"{i} I and {w} W; it is one B, or one I and one W"
                     )
 
 
@@ -121,10 +121,11 @@ def _slots(schedule: Schedule) -> Iterator[str]:
     for rank, row in enumerate(schedule.table):
         for tick, cell in enumerate(row):
             for need, stage, m in _needs_of(schedule, rank, cell):
-                if made[need, stage, m] >= tick:
+                when = made[need, stage, m]
+                if when >= tick:
                     yield (
-                        f"tick {tick}: rank {rank} uses {need} of stage {stage}, microbatch {m}, which "
-                        f"is made in tick {made[need, stage, m]}; Schedule.from_orders(...) lays out"
+                        f"tick {tick}: rank {rank} uses {need} of stage {stage}, microbatch {m}, "
+                        f"made in tick {when}; Schedule.from_orders(...) lays orders out in ticks"
                     )
 
 

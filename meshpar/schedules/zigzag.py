@@ -21,8 +21,8 @@ def zbvpp(
 ) -> Schedule:
     """The zero-bubble schedule on zigzag stages, found by search.
 
-    With `V = 2`, `M >= 2*P-1` and equal times it is ZB-V: bubble `(P-1)/(6*M+P-1)`, all of it before a
-    rank's first and after its last action, at the memory of 1F1B.
+    With `V = 2`, `M >= 2*P-1` and equal times it is ZB-V: bubble `(P-1)/(6*M+P-1)`, all of it
+    before a rank's first and after its last action, at the memory of 1F1B.
 
     Args:
       P: number of ranks.
