@@ -55,14 +55,14 @@ def search(
     effort: int = 500_000,
     polishing: int = 0,
 ) -> Schedule:
-    """The shortest schedule with split backwards that is found within a memory limit.
+    """The best schedule with split backwards that is found within a memory limit.
 
     Args:
       stages: the placement.
       M: number of microbatches.
       limit: most live activations on a rank, at least one for each of its stages.
       costs: of the actions.
-      references: schedules of the same placement whose order is worth following.
+      references: schedules of this placement, within the limit, that are to be improved on.
       effort: how many actions the sweep may place in all its tries.
       polishing: the same for the improvements after it.
     """
@@ -80,7 +80,8 @@ def search(
         if tries[-1][0].makespan <= bound:
             break
     found, rule = min(tries, key=lambda tried: tried[0].makespan)
-    return _schedule(polish(problem, found, rule, bound, Effort(polishing)), problem)
+    found = polish(problem, found, rule, bound, Effort(polishing))
+    return least_bubble([_schedule(found, problem), *references], costs)
 
 
 def _rounded(costs: Costs) -> dict[str, int]:

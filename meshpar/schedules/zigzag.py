@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshpar.schedules.actions import Action, Costs, Op
 from meshpar.schedules.memory import peak_of
 from meshpar.schedules.schedule import Schedule
-from meshpar.schedules.search import least_bubble, memory_limit_of, search
+from meshpar.schedules.search import memory_limit_of, search
 from meshpar.schedules.sizes import check_sizes
 from meshpar.schedules.stages import zigzag_stages
 
@@ -42,7 +42,7 @@ def zbvpp(
     limit = memory_limit_of("zbvpp", memory_limit, V * P, V)
     references = v_references(P, M, V, limit)
     found = search(zigzag_stages(P, V), M, limit, costs, references)
-    return replace(least_bubble([found, *references], costs), name="ZBVPP")
+    return replace(found, name="ZBVPP")
 
 
 def v_references(P: int, M: int, V: int, limit: int) -> list[Schedule]:
