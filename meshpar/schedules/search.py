@@ -17,6 +17,9 @@ from meshpar.schedules.timing import play
 FINEST = 100_000
 """The search rounds costs to this part of their sum; what it finds is measured exactly."""
 
+MOST_CHANGES = 1000
+"""How many changes the improvements try at most."""
+
 OP_OF: tuple[Op, ...] = ("F", "I", "W")
 
 
@@ -80,7 +83,9 @@ def search(
         if tries[-1][0].makespan <= bound:
             break
     found, rule = min(tries, key=lambda tried: tried[0].makespan)
-    found = polish(problem, found, rule, bound, Effort(polishing))
+    # Small problems are exhausted by then, and are often asked for.
+    most = MOST_CHANGES * 3 * P * V * M
+    found = polish(problem, found, rule, bound, Effort(min(polishing, most)))
     return least_bubble([_schedule(found, problem), *references], costs)
 
 

@@ -1,7 +1,7 @@
 """Buffer slots for what a rank must keep between ticks, for executors that run a table.
 
-Lives are counted in ticks, both ends included; values that live at the same time get different slots,
-and no allocation uses fewer.
+Lives are counted in ticks, both ends included; values that live at the same time get different
+slots, and no allocation uses fewer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def lifetimes(schedule: Schedule, kept: Kept) -> tuple[tuple[Life, ...], ...]:
       kept: which values.
 
     Returns:
-      A value received in the tick after it was made lives from that tick on. Values that never leave
-      their rank are received too, stage 0 receives no activation and the last stage no gradient.
+      A value is received in the tick after it was made, and lives from that tick on, also one that
+      never leaves its rank. Stage 0 receives no activation and the last stage no gradient.
     """
     ticks: list[dict[tuple[str, int, int], int]] = [
         {
