@@ -14,11 +14,8 @@ from meshpar.schedules.sizes import check_sizes
 from meshpar.schedules.stages import loop_stages, zigzag_stages
 from meshpar.schedules.zigzag import v_references
 
-SWEEP = 400_000
-"""Actions placed by the sweep of each placement: about a second."""
-
-POLISH = 250_000
-"""Actions placed by the improvements of each placement."""
+POLISH = 200_000
+"""Actions that the improvements of each placement place in all their tries."""
 
 
 def auto(
@@ -59,8 +56,8 @@ def auto(
     limit = memory_limit_of("auto", memory_limit, V * M, V)
     candidates = [s for s in named_schedules(P, M, V) if peak_of(s.orders) <= limit]
     loops = [s for s in [interleaved_zb(P, M, V)] if peak_of(s.orders) <= limit]
-    found = [search(loop_stages(P, V), M, limit, costs, loops, SWEEP, POLISH)]
+    found = [search(loop_stages(P, V), M, limit, costs, loops, polishing=POLISH)]
     if V > 1:
         references = v_references(P, M, V, limit)
-        found.append(search(zigzag_stages(P, V), M, limit, costs, references, SWEEP, POLISH))
+        found.append(search(zigzag_stages(P, V), M, limit, costs, references, polishing=POLISH))
     return replace(least_bubble([*found, *candidates], costs), name="auto")

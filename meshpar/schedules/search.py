@@ -14,10 +14,13 @@ from meshpar.schedules.stages import Stages
 from meshpar.schedules.sweep import Effort, sweep
 from meshpar.schedules.timing import play
 
+SWEEP = 300_000
+"""Actions that a sweep places in all its tries: less than a second's work."""
+
 FINEST = 100_000
 """The search rounds costs to this part of their sum; what it finds is measured exactly."""
 
-MOST_CHANGES = 1000
+MOST_CHANGES = 500
 """How many changes the improvements try at most."""
 
 OP_OF: tuple[Op, ...] = ("F", "I", "W")
@@ -55,7 +58,7 @@ def search(
     limit: int,
     costs: Costs,
     references: Sequence[Schedule] = (),
-    effort: int = 500_000,
+    effort: int = SWEEP,
     polishing: int = 0,
 ) -> Schedule:
     """The best schedule with split backwards that is found within a memory limit.

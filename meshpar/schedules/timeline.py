@@ -118,6 +118,7 @@ class Timeline:
         # matplotlib is optional and slow to load; without pyplot there is no global state to close.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
 
         figure = Figure(figsize=(min(30, 2 + self.makespan * 0.18), 1.2 + 0.4 * self.ranks))
         FigureCanvasAgg(figure)
@@ -127,7 +128,7 @@ class Timeline:
             colour = COLOURS[bar.action.op]
             axes.broken_barh(
                 [(x, width)],
-                (y + 0.05, height * 0.9),
+                (y + 0.05 * height, 0.9 * height),
                 facecolors=colour,
                 alpha=self.opacity(bar.action),
                 edgecolor="white",
@@ -138,6 +139,9 @@ class Timeline:
         axes.set(xlim=(0, self.makespan), ylim=(self.ranks, 0), xlabel="time", title=self.title)
         axes.set_yticks([rank + 0.5 for rank in range(self.ranks)])
         axes.set_yticklabels([f"rank {rank}" for rank in range(self.ranks)])
+        used = {bar.action.op for bar in self.bars}
+        patches = [Patch(color=COLOURS[op], label=op) for op in OPS if op in used]
+        axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
         figure.tight_layout()
         figure.savefig(path, dpi=120)
 

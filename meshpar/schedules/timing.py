@@ -112,7 +112,8 @@ def play(
         progress = False
         for rank, order in enumerate(orders):
             free = ends[rank][-1] if ends[rank] else 0
-            for cell in order[len(ends[rank]) :]:
+            while len(ends[rank]) < len(order):
+                cell = order[len(ends[rank])]
                 ready = clock.earliest(rank, cell)
                 if ready is None:
                     break

@@ -28,7 +28,8 @@ def zbvpp(
       P: number of ranks.
       M: number of microbatches.
       V: stages on each rank, at least 2.
-      memory_limit: most stage activations on a rank; `V*P`, as in 1F1B, where it is not given.
+      memory_limit: most stage activations on a rank; none where it is not given, but among equals
+        the schedule with the least peak found is taken, `V*P` at most where that is enough.
       costs: the times to schedule for.
 
     Raises:
@@ -39,7 +40,7 @@ def zbvpp(
     check_sizes("zbvpp", P, M, V)
     if V < 2:
         raise ValueError("zbvpp(V=1): a zigzag has at least 2 stages on each rank; use ZBH1.")
-    limit = memory_limit_of("zbvpp", memory_limit, V * P, V)
+    limit = memory_limit_of("zbvpp", memory_limit, V * M, V)
     references = v_references(P, M, V, limit)
     found = search(zigzag_stages(P, V), M, limit, costs, references)
     return replace(found, name="ZBVPP")

@@ -205,6 +205,14 @@ def test_auto_is_as_good_as_the_best_of_every_configuration(key):
     check(key, BEST[key], auto, digits=4)
 
 
+@pytest.mark.parametrize("size", sorted({key[:3] for key in ZIGZAG}), ids=str)
+def test_zbvpp_without_a_limit_equals_the_best_published_form(size):
+    """No larger bubble than any record, and at an equal one no larger peak."""
+    result = simulate(zbvpp(*size))
+    best = min((ZIGZAG[key]["unit"], key[3]) for key in ZIGZAG if key[:3] == size)
+    assert (round(result.bubble, 9), max(result.peak_until_W)) <= best
+
+
 @pytest.mark.parametrize("key", [key for key in ZIGZAG if small(key)][::3], ids=str)
 def test_zbvpp_is_as_good_as_small_records(key):
     check(key, ZIGZAG[key], zbvpp)
