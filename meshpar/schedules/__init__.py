@@ -20,6 +20,10 @@ from meshpar.schedules.named import generate as generate
 from meshpar.schedules.schedule import Schedule as Schedule
 from meshpar.schedules.simulation import Simulation as Simulation
 from meshpar.schedules.simulation import simulate as simulate
+from meshpar.schedules.slots import Life as Life
+from meshpar.schedules.slots import Slots as Slots
+from meshpar.schedules.slots import allocate as allocate
+from meshpar.schedules.slots import lifetimes as lifetimes
 from meshpar.schedules.stages import loop_stages as loop_stages
 from meshpar.schedules.stages import zigzag_stages as zigzag_stages
 from meshpar.schedules.timeline import Timeline as Timeline

@@ -76,6 +76,16 @@ class Schedule:
         return f"{self.name} (P={self.P}, M={self.M}, V={self.V})"
 
     @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """`(rank, chunk)` of every stage, in forward order."""
+        places = {
+            stage: (rank, chunk)
+            for rank, row in enumerate(self.stages)
+            for chunk, stage in enumerate(row)
+        }
+        return tuple(places[stage] for stage in range(self.P * self.V))
+
+    @property
     def orders(self) -> tuple[Row, ...]:
         """Each rank's cells without the idle ones."""
         return tuple(tuple(cell for cell in row if cell) for row in self.table)

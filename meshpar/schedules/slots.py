@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Literal
 
-from meshpar.schedules.stages import rank_of_stage
-
 if TYPE_CHECKING:
     from meshpar.schedules.schedule import Schedule
 
@@ -88,7 +86,7 @@ def allocate(lives: tuple[Life, ...]) -> Slots:
 def _lives(
     schedule: Schedule, ticks: list[dict[tuple[str, int, int], int]], rank: int, kept: Kept
 ) -> list[Life]:
-    owner = rank_of_stage(schedule.stages)
+    places = schedule.places
     lives = []
     for chunk, stage in enumerate(schedule.stages[rank]):
         for m in range(schedule.M):
@@ -106,10 +104,9 @@ def _lives(
                     lives.append(Life(chunk, m, for_input, for_weight))
             else:
                 step, use = (-1, forward) if kept == "activation" else (1, for_input)
-                if 0 <= stage + step < len(owner):
-                    source = owner[stage + step]
-                    made = schedule.stages[source].index(stage + step), m
-                    tick = _made(ticks[source], *made, ops="F" if step < 0 else "BI")
+                if 0 <= stage + step < len(places):
+                    source, its_chunk = places[stage + step]
+                    tick = _made(ticks[source], its_chunk, m, ops="F" if step < 0 else "BI")
                     lives.append(Life(chunk, m, tick + 1, use))
     return lives
 

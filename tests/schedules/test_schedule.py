@@ -176,3 +176,4 @@ def test_costs_are_positive(costs):
 def test_placements():
     assert loop_stages(3, 2) == ((0, 3), (1, 4), (2, 5))
     assert zigzag_stages(3, 3) == ((0, 5, 6), (1, 4, 7), (2, 3, 8))
+    assert generate("ZBVPP", 2, 2, 2).places == ((0, 0), (1, 0), (1, 1), (0, 1))
