@@ -18,6 +18,9 @@ def fthenb(P: int, M: int, V: int = 1) -> Schedule:
       M: number of microbatches.
       V: stages on each rank.
 
+    Raises:
+      ValueError: a size is below 1.
+
     Follows GPipe (arXiv 1811.06965) and, for `V > 1`, looped breadth-first pipelining
     (arXiv 2211.05953).
     """
@@ -36,6 +39,9 @@ def one_f_one_b(P: int, M: int) -> Schedule:
       P: number of ranks.
       M: number of microbatches.
 
+    Raises:
+      ValueError: a size is below 1.
+
     Follows PipeDream-Flush (arXiv 2006.09503).
     """
     check_sizes("one_f_one_b", P, M)
@@ -51,6 +57,9 @@ def eager_1f1b(P: int, M: int) -> Schedule:
     Args:
       P: number of ranks.
       M: number of microbatches.
+
+    Raises:
+      ValueError: a size is below 1.
 
     Follows the pass `Eager1F1B` of `paddle.distributed` (3.3.1), which asks for `M >= 2*P-1`.
     """

@@ -21,6 +21,9 @@ def dualpipev(P: int, M: int) -> Schedule:
       P: number of ranks.
       M: number of microbatches.
 
+    Raises:
+      ValueError: a size is below 1.
+
     Follows DualPipeV (github.com/deepseek-ai/DualPipe), the V form of the DualPipe of
     arXiv 2412.19437.
     """

@@ -22,6 +22,9 @@ def vpp(P: int, M: int, V: int) -> Schedule:
       M: number of microbatches.
       V: stages on each rank.
 
+    Raises:
+      ValueError: a size is below 1.
+
     Follows Megatron-LM's interleaved schedule (arXiv 2104.04473).
     """
     check_sizes("vpp", P, M, V)
@@ -48,6 +51,9 @@ def interleaved_zb(P: int, M: int, V: int) -> Schedule:
       M: number of microbatches.
       V: stages on each rank.
 
+    Raises:
+      ValueError: a size is below 1.
+
     Follows `ScheduleInterleavedZeroBubble` of torch (2.13), which asks for M to divide by
     `max(1, M // P)`, and the ZB-H1 of arXiv 2401.10241, which it is with one chunk.
     """
@@ -63,6 +69,9 @@ def zbh1(P: int, M: int) -> Schedule:
     Args:
       P: number of ranks.
       M: number of microbatches.
+
+    Raises:
+      ValueError: a size is below 1.
 
     Follows ZB-H1 of arXiv 2401.10241.
     """
