@@ -14,7 +14,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshpar.placements.layout import Layout
-from meshpar.placements.permutations import cuts_alike, moving_axes, permutation
+from meshpar.placements.permutations import (
+    cuts_alike,
+    has_empty_blocks,
+    moving_axes,
+    permutation,
+)
 from meshpar.placements.reductions import COPIED, EMBEDDED, commute
 from meshpar.placements.steps import LOCAL_KINDS, Axes, Step, StepKind
 from meshpar.placements.types import ReduceType
@@ -196,8 +201,8 @@ class Moves:
 
     def _keeps_all(self, src: Layout, dst: Layout) -> bool:
         """Whether no device needs another block; never so unless some blocks are empty."""
-        full = zip(self.shape, src.dims, strict=True)
-        if all(size % self._count(axes) == 0 for size, axes in full):
+        cuts = (tuple(self.sizes[axis] for axis in axes) for axes in src.dims)
+        if not any(map(has_empty_blocks, self.shape, cuts)):
             return False
         _, pairs = permutation(self.shape, src, dst, tuple(self.sizes.items()))
         return all(source == target for source, target in pairs)

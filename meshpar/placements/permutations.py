@@ -12,7 +12,7 @@ import numpy as np
 from meshpar.placements.layout import Layout
 from meshpar.placements.steps import Axes
 
-__all__ = ["cuts_alike", "moving_axes", "permutation"]
+__all__ = ["cuts_alike", "has_empty_blocks", "moving_axes", "permutation"]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -45,6 +45,11 @@ def cuts_alike(size: int, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> bool:
     if cut != math.prod(rhs):
         return False
     return size % cut == 0 or block_starts(size, lhs) == block_starts(size, rhs)
+
+
+def has_empty_blocks(size: int, factors: tuple[int, ...]) -> bool:
+    """Whether some block of a dim has no rows; the last one is the first to have none."""
+    return size % math.prod(factors) != 0 and block_starts(size, factors)[-1] == -1
 
 
 def moving_axes(src: Layout, dst: Layout, sizes: Mapping[str, int]) -> Axes:
