@@ -155,7 +155,7 @@ def test_the_values_on_other_meshes_and_shapes(mesh, shape, kinds, seed):
 ])  # fmt: skip
 def test_the_values_of_many_pairs_on_other_meshes(mesh, shape, kinds):
     layouts = all_layouts(list(mesh.axis_names), len(shape), kinds)
-    for i, src in enumerate(layouts):
+    for i, src in enumerate(layouts[::8]):
         check_values(mesh, shape, src, some(layouts, 12, i))
 
 
