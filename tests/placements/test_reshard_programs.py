@@ -139,6 +139,7 @@ def some(layouts, count, seed):
     (MESH, (), ALL_BUT_BOOLEAN, 4),
     (MESH, (0, 3), (SUM, MAX), 5),
     (MESH, (1, 2), (SUM, MAX), 6),
+    (MESH, (5, 3), (SUM,), 7),
 ])  # fmt: skip
 def test_the_values_on_other_meshes_and_shapes(mesh, shape, kinds, seed):
     layouts = all_layouts(list(mesh.axis_names), len(shape), kinds)
@@ -155,7 +156,7 @@ def test_the_values_on_other_meshes_and_shapes(mesh, shape, kinds, seed):
 ])  # fmt: skip
 def test_the_values_of_many_pairs_on_other_meshes(mesh, shape, kinds):
     layouts = all_layouts(list(mesh.axis_names), len(shape), kinds)
-    for i, src in enumerate(layouts):
+    for i, src in enumerate(layouts[::8]):
         check_values(mesh, shape, src, some(layouts, 12, i))
 
 
