@@ -155,6 +155,12 @@ class Jitted:
         """The program for these arguments, from storage arrays to storage arrays."""
         return self._lowering(self._taken_apart(args, kwargs))
 
+    def with_partitioner(self, partitioner: Partitioner) -> Jitted:
+        """The same function under the other partitioner."""
+        return Jitted(
+            self._fn, self._in, self._out, self._mesh, self._donated, self._static, partitioner
+        )
+
     def compiled_count(self) -> int:
         """How many programs were made so far, one per kind of arguments."""
         return len(self._lowerings)

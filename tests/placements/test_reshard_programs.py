@@ -16,7 +16,7 @@ from meshpar.placements.layout import Layout
 from meshpar.placements.reshard_program import reshard_program
 from meshpar.placements.search import planned_steps
 from meshpar.placements.types import Partial, ReduceType, Replicate, Shard
-from tests.hlo_counts import axes_of, collectives_in_hlo, collectives_in_stablehlo, sent_bytes
+from meshpar.compiler.hlo import axes_of, collectives_in_hlo, collectives_in_stablehlo, sent_bytes
 from tests.placements import step_interpreter as interpreter
 from tests.placements.all_layouts import MAX, SUM, all_layouts
 from tests.placements.storage_blocks import from_storage, to_storage
