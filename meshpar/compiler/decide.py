@@ -118,7 +118,7 @@ class Decider:
         wishes: Sequence[Wish],
         uses: Sequence[int],
     ) -> Iterator[tuple[Choice, float]]:
-        """Every option that can be, and the time of its reshards alone; arguments as of `choose`."""
+        """Every option that can be, and the time of its reshards alone."""
         for option in options(rule, operands, wishes, self.sizes):
             expanded = expand(rule, option, operands, self.sizes)
             if expanded is None:

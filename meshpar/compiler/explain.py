@@ -1,4 +1,4 @@
-"""`mp.explain`: a program's communication beside XLA's and beside what no program can do without."""
+"""`mp.explain`: a program's communication beside XLA's and beside a lower bound."""
 
 from __future__ import annotations
 

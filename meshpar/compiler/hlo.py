@@ -207,7 +207,7 @@ def _hlo_groups(line: str) -> Groups:
 
 
 def _named_groups(axes: str, devices: str | None, order: str | None, along: str) -> Groups:
-    """Groups along named axes, or along parts of them: `'a':(2)2` is the middle of 8 = 2 x 2 x 2."""
+    """Groups along named axes or parts of them: `'a':(2)2` is the middle of 8 = 2 x 2 x 2."""
     parts = {name: (pre, size) for name, pre, size in _NAMED_PART.findall(along)}
     shape: list[int] = []
     grouped: list[int] = []  # the dims of `shape` that the groups run along

@@ -13,8 +13,6 @@ from meshpar._jax import SubJaxprs, closed, is_backward, source_line, sub_jaxprs
 
 __all__ = ["Constant", "Node", "Program", "Ref", "program_of"]
 
-Aval = jax.core.ShapedArray
-
 
 class Constant(NamedTuple):
     """An operand that is a literal of the jaxpr."""

@@ -25,7 +25,19 @@ from meshpar.placements.types import ReduceType
 
 __all__ = ["Aval", "Dim", "Emission", "Emit", "LocalParams", "Pass", "Rule", "addition", "einsum", "letters"]
 
-Aval = jax.core.ShapedArray
+
+
+class Aval(Protocol):
+    """Shape and dtype of a value, as `jax.core.ShapedArray` has them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...  # a numpy dtype, or JAX's dtype of typed keys
+    @property
+    def ndim(self) -> int: ...
+
+
 Dim = tuple[str, ...]
 """The factors of one dim, major to minor."""
 Dims = tuple[Dim, ...]

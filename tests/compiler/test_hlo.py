@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshpar.mesh import ProcessMesh
 from meshpar.compiler.hlo import (
     Found,
     axes_of,
@@ -20,6 +19,7 @@ from meshpar.compiler.hlo import (
     counts,
     sent_bytes,
 )
+from meshpar.mesh import ProcessMesh
 
 MESH = ProcessMesh(np.arange(8).reshape(2, 4), ["x", "y"])
 

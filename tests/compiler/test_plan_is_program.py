@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import meshpar as mp
-from tests.compiler.steps import mesh_named, placed, result_placements, train_step
 from meshpar.compiler.hlo import axes_of, collectives_in_stablehlo, sent_bytes
+from tests.compiler.steps import mesh_named, placed, result_placements, train_step
 
 EVERY = [
     (model, mesh, zero)
