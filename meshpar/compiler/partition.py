@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshpar._jax import bind_at, bind_call
+from meshpar._jax import bind_at, bind_call, eval_manual
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Ref
 from meshpar.placements.apply_steps import apply_steps
@@ -94,8 +94,12 @@ def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequ
         return _run_control_flow(node, ins)
     if node.why == "annotation":
         return ins
+    if node.why == "manual":
+        return eval_manual(node.node.eqn, ins)
     rule = node.rule
     if rule is None:
+        if node.node.eqn.effects:
+            return _run_once(planned, node, ins)
         return bind_at(node.node.eqn, *ins)
     emission = _Emission(planned, node, rule)
     ins = [emission.masked(i, block) for i, block in enumerate(ins)]
@@ -103,6 +107,19 @@ def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequ
         out = rule.emit(emission, *ins)
         return out if isinstance(out, (list, tuple)) else [out]
     return emission.bind(*ins)
+
+
+def _run_once(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:
+    """An effect happens on the first device only, as on one device; the others get its results."""
+    axes = tuple(planned.sizes)
+    avals = [planned.program.avals[value] for value in node.node.outs]
+    first = sum(lax.axis_index(axis) for axis in axes) == 0
+    out = lax.cond(
+        first,
+        lambda: bind_at(node.node.eqn, *ins),
+        lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in avals],
+    )
+    return [lax.psum(x, axes) if x.dtype != jnp.bool_ else lax.pmax(x, axes) for x in out]
 
 
 class _Emission:

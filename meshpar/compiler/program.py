@@ -99,7 +99,19 @@ def program_of(jaxpr: Any) -> Program:
     program.inputs = tuple(program.new(var.aval) for var in jaxpr.invars)
     env.update(zip(jaxpr.invars, program.inputs, strict=True))
     program.outputs = _splice(program, jaxpr, env)
+    _drop_dead(program)
     return program
+
+
+def _drop_dead(program: Program) -> None:
+    """Drops operations whose results nobody takes, as JAX does when it traces the local program."""
+    needed = {ref for ref in program.outputs if not isinstance(ref, Constant)}
+    kept: list[Node] = []
+    for node in reversed(program.nodes):
+        if node.eqn.effects or not needed.isdisjoint(node.outs):
+            kept.append(node)
+            needed.update(ref for ref in node.ins if not isinstance(ref, Constant))
+    program.nodes = kept[::-1]
 
 
 def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...]:
