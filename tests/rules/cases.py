@@ -346,6 +346,9 @@ def random(n: int, m: int) -> Iterator[Row]:
     yield "split", jax.vmap(lambda k: jax.random.split(k, m)), (keys,)
     yield "unwrap", jax.random.key_data, (keys,)
     yield "wrap", jax.random.wrap_key_data, (np.asarray(jax.random.key_data(keys)),)
+    yield "gamma", lambda k, a: jax.random.gamma(k, a), (key, positive(n, m) * 3)
+    yield "gammas", jax.vmap(lambda k, a: jax.random.gamma(k, a)), (keys, positive(max(n, 1), m) * 3)
+    yield "generator", lambda w: tuple(lax.rng_bit_generator(w, (n, m))), (np.arange(4, dtype=np.uint32),)
     yield "seed", jax.vmap(jax.random.key), (integers(max(n, 1)),)
 
 
