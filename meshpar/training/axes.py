@@ -73,6 +73,11 @@ def data_axes(strategy: Strategy, mesh: ProcessMesh) -> tuple[str, ...]:
     """The axes that cut dim 0 of a batch: the strategy's, or those of a known name."""
     if strategy.data_axes is None:
         return tuple(name for name in mesh.axis_names if name in _DATA_AXES)
+    if isinstance(strategy.data_axes, str):
+        raise TypeError(
+            f"Strategy.data_axes = {strategy.data_axes!r}: it takes a tuple of axes, such as "
+            f"({strategy.data_axes!r},)"
+        )
     for axis in strategy.data_axes:
         if axis not in mesh.axis_sizes:
             raise MeshError(

@@ -156,7 +156,7 @@ class BatchPlacer:
                 "named dp, fsdp or sharding. Strategy.data_axes names the axes that cut the batch; "
                 "data_axes=() says that none does.",
                 ReplicatedBatchWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return Layout.replicated(ndim).with_dim(0, self.data_axes) if ndim else Layout(())
 
@@ -195,13 +195,13 @@ def _at(spec: Any, keys: Sequence[str]) -> Any:
 def _spec_layout(spec: Any, mesh: ProcessMesh, ndim: int) -> Layout | None:
     if spec is None:
         return None
-    if isinstance(spec, Layout):
-        return spec
     if _is_placements(spec):
         return Layout.of(spec, mesh, ndim)
     sharding = getattr(spec, "sharding", spec)
-    if isinstance(sharding, NamedSharding):
-        return Layout.from_spec(sharding.spec, ndim)
+    layout = Layout.from_spec(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else spec
+    if isinstance(layout, Layout):
+        layout.check_axes(mesh)
+        return layout
     placements = getattr(spec, "placements", None)
     if placements is not None:
         return Layout.of(placements, mesh, ndim)

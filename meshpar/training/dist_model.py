@@ -40,9 +40,13 @@ class DistModel:
         self._recipe, self._state, self._placer = recipe, state, placer
         self._mode: str | None = None
         self._programs = Programs(recipe)
-        self._in_flight: deque[Any] = deque()
+        # The results of each step; pyright does not know of jax.Array.is_ready.
+        self._in_flight: deque[list[Any]] = deque()
         # Somebody outside holds arrays of the state, which the next training step must not donate.
         self._lent = False
+
+    def __repr__(self) -> str:
+        return f"DistModel({self._recipe.adapter.name}, {self.mesh!s}, mode={self._mode!r})"
 
     @property
     def mesh(self) -> ProcessMesh:
@@ -100,19 +104,17 @@ class DistModel:
         mode = self._chosen_mode()
         batch, arrays = self._place(mode, args)
         step = self._programs.of(mode, batch, self._state, arrays)
-        while len(self._in_flight) >= _MAX_IN_FLIGHT:
-            jax.block_until_ready(self._in_flight.popleft())
+        self._drain(_MAX_IN_FLIGHT - 1)
         if mode == "train":
             self._state, result = step.compiled(self._own_state(), arrays)
         else:
             result = step.compiled(self._state, arrays)
-        self._in_flight.append(result)
+        self._in_flight.append(jax.tree.leaves(result))
         return result
 
     def wait(self) -> None:
         """Waits until all steps that were started are done."""
-        while self._in_flight:
-            jax.block_until_ready(self._in_flight.popleft())
+        self._drain(0)
 
     def place_batch(self, *args: Any) -> Any:
         """The arguments of a call, placed as the call would place them.
@@ -276,14 +278,19 @@ class DistModel:
         batch, arrays = self._place(mode, args)
         return self._programs.of(mode, batch, self._state, arrays)
 
+    def _drain(self, most: int) -> None:
+        """Forgets the steps that are done, and waits until at most so many are not."""
+        while self._in_flight:
+            # The caller may have donated a result to a program of theirs.
+            left = [x for x in self._in_flight[0] if not x.is_deleted()]
+            if len(self._in_flight) <= most and not all(x.is_ready() for x in left):
+                return
+            jax.block_until_ready(left)
+            self._in_flight.popleft()
+
     def _own_state(self) -> State:
-        """The state in arrays that nobody outside holds, leaf by leaf so that memory stays flat."""
+        """The state in arrays that nobody outside holds: a copy, if any were handed out."""
         if not self._lent:
             return self._state
         self._lent = False
-        return State(
-            *(
-                tuple(jax.device_put(x, x.sharding, may_alias=False) for x in part)
-                for part in self._state
-            )
-        )
+        return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), self._state)

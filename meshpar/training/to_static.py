@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -165,6 +165,11 @@ def _options(positional: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]
         if value is not None and out[name] is not None:
             raise TypeError(f"to_static: {name} is given both by position and by name")
         out[name] = value if out[name] is None else out[name]
+    if isinstance(out["loader"], Mapping):
+        raise TypeError(
+            "to_static(loader): a dict is no loader of batches; Strategy({...}) makes a strategy "
+            "of one"
+        )
     return out
 
 

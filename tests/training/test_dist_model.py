@@ -323,6 +323,15 @@ def test_steps_in_flight_are_bounded(mesh):
     assert not dm._in_flight and loss.is_ready()
 
 
+def test_results_are_the_callers_to_donate_and_done_ones_are_forgotten(mesh):
+    dm = static(mlp(), mesh)
+    dm.predict()
+    for _ in range(3):
+        jax.block_until_ready(dm(X)).delete()
+        assert len(dm._in_flight) <= 1
+    dm.wait()
+
+
 # --- C39: cells that run twice --------------------------------------------------------------------
 
 
@@ -331,6 +340,7 @@ def test_running_a_cell_again_gives_equal_results_and_leaves_no_mesh(mesh_of_sha
         with mesh:
             dm = static(mlp(dropout=0.2), mesh)
             dm.train()
+            assert repr(dm) == f"DistModel(MLP, ProcessMesh(dp={mesh.size}), mode='train')"
             losses = [float(dm(X, Y)) for _ in range(2)]
             assert_allclose(jnp.arange(3.0) * 2, [0.0, 2.0, 4.0])  # ordinary code
         return losses

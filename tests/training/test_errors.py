@@ -63,6 +63,13 @@ class Empty(nnx.Module):
         ((LINEAR[0],), {}, TypeError, "model is a function; it takes an nnx.Module"),
         ((5,), {}, TypeError, "model is a int; it takes"),
         ((LINEAR,), {"strategy": {}}, TypeError, "a dict is no Strategy"),
+        ((LINEAR, {"sharding": {}}), {}, TypeError, "a dict is no loader of batches"),
+        (
+            (LINEAR, mp.Strategy({"data_axes": "dp"})),
+            {},
+            TypeError,
+            r"takes a tuple of axes, such as \('dp',\)",
+        ),
         ((LINEAR,), {"optimizer": "adam"}, TypeError, "a str is no optax transformation"),
         ((LINEAR, mp.Strategy()), {"strategy": mp.Strategy()}, TypeError, "strategy is given both"),
         ((LINEAR, 1, 2, 3, 4, 5, 6), {}, TypeError, "7 positional arguments"),

@@ -163,6 +163,24 @@ def test_bytes_per_device_are_an_eighth(mesh_of_shape, stage, way):
     assert abs(arguments - total(state, lambda name: True) - 2 * x.nbytes // 8) < 1024
 
 
+def test_stage_2_cuts_gradients_before_the_update(mesh_of_shape):
+    """One constraint more for each parameter; what XLA makes of it is the backend's affair."""
+    constraints = {}
+    for stage in (1, 2):
+        strategy, optimizer = by_strategy(stage, mesh_of_shape(dp=8))
+        with mesh_of_shape(dp=8):
+            dm = mp.to_static(
+                nnx.Linear(16, 8, rngs=nnx.Rngs(0)),
+                strategy,
+                loss=lambda y, labels: (y * labels).mean(),
+                optimizer=optimizer,
+            )
+        dm.train()
+        text = dm.lower(np.ones((8, 16), np.float32), np.ones((8, 8), np.float32)).as_text()
+        constraints[stage] = text.count("sdy.sharding_constraint")
+    assert constraints[2] == constraints[1] + 2
+
+
 # --- C18: the global norm -------------------------------------------------------------------------
 
 
