@@ -113,7 +113,8 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
         return SubJaxprs("while", (params["cond_jaxpr"], params["body_jaxpr"]), counts)
     if name == "cond":
         return SubJaxprs("cond", tuple(params["branches"]))
-    if name in ("shard_map", "pallas_call"):
+    # The jaxprs of these are scalar functions, or programs of one device.
+    if name in ("shard_map", "pallas_call", "reduce", "reduce_window"):
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if key in params:
@@ -158,3 +159,55 @@ def bind_call(eqn: Any, body: Callable[..., list[Any]], operands: Sequence[Any])
         inner = _pe.convert_constvars_jaxpr(inner)
     params = {**eqn.params, "jaxpr": inner}
     return bind_at(eqn, *consts, *operands, **params)
+
+
+def eval_manual(eqn: Any, blocks: Sequence[Any]) -> list[Any]:
+    """Runs the body of a `shard_map` equation on local blocks, inside one over the same mesh.
+
+    The body may have been traced with replication checks, which have collectives of their own;
+    they are bound as the plain ones.
+    """
+    inner, consts = closed(eqn.params["jaxpr"])
+    return _eval_unchecked(inner, consts, blocks)
+
+
+def _eval_unchecked(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        name = eqn.primitive.name
+        bodies = sub_jaxprs(eqn)
+        if name in _UNCHECKED:
+            out = _UNCHECKED[name](eqn.params, operands)
+        elif bodies is not None and bodies.kind == "call" and name != "remat2":
+            body, captured = closed(bodies.bodies[0])
+            out = _eval_unchecked(body, captured, operands)
+        else:
+            out = bind_at(eqn, *operands)
+        env.update(zip(eqn.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+_UNCHECKED: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any]]] = {
+    "pvary": lambda params, xs: xs,
+    "pcast": lambda params, xs: xs,
+    "psum_invariant": lambda params, xs: [jax.lax.psum(x, params["axes"]) for x in xs],
+    "all_gather_invariant": lambda params, xs: [
+        jax.lax.all_gather(
+            x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]
+        )
+        for x in xs
+    ],
+}
+
+
+def is_backward(eqn: Any) -> bool:
+    """Whether an equation belongs to the backward pass of `jax.grad`."""
+    return any(
+        getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack
+    )

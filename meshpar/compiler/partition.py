@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshpar._jax import bind_at, bind_call
+from meshpar._jax import bind_at, bind_call, eval_manual
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Ref
 from meshpar.placements.apply_steps import apply_steps
@@ -93,8 +93,12 @@ def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequ
         return _run_control_flow(node, ins)
     if node.why == "annotation":
         return ins
+    if node.why == "manual":
+        return eval_manual(node.node.eqn, ins)
     rule = node.rule
     if rule is None:
+        if node.node.eqn.effects:
+            return _run_once(planned, node, ins)
         return bind_at(node.node.eqn, *ins)
     emission = _Emission(planned, node, rule)
     ins = [emission.masked(i, block) for i, block in enumerate(ins)]
@@ -102,6 +106,19 @@ def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequ
         out = rule.emit(emission, *ins)
         return out if isinstance(out, (list, tuple)) else [out]
     return emission.bind(*ins)
+
+
+def _run_once(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:
+    """An effect happens on the first device only, as on one device; the others get its results."""
+    axes = tuple(planned.sizes)
+    avals = [planned.program.avals[value] for value in node.node.outs]
+    first = sum(lax.axis_index(axis) for axis in axes) == 0
+    out = lax.cond(
+        first,
+        lambda: bind_at(node.node.eqn, *ins),
+        lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in avals],
+    )
+    return [lax.psum(x, axes) if x.dtype != jnp.bool_ else lax.pmax(x, axes) for x in out]
 
 
 class _Emission:
@@ -141,9 +158,9 @@ class _Emission:
         start, stop = self._range(factor)
         return stop - start
 
-    def _range(self, factor: str) -> tuple[jax.Array, jax.Array]:
-        start, stop = jnp.int32(0), jnp.int32(self.size(factor))
-        block = self.size(factor)
+    def _range(self, factor: str, size: int | None = None) -> tuple[jax.Array, jax.Array]:
+        block = self.size(factor) if size is None else size
+        start, stop = jnp.int32(0), jnp.int32(block)
         for axis in self._node.axes.get(factor, ()):
             block = -(-block // self._sizes[axis])
             start = jnp.minimum(start + lax.axis_index(axis).astype(jnp.int32) * block, stop)
@@ -164,17 +181,38 @@ class _Emission:
     def all_gather(self, x: jax.Array, factor: str) -> jax.Array:
         return lax.all_gather(x, self._node.axes[factor])
 
+    def ranges(self, factor: str, size: int) -> tuple[tuple[int, int], ...]:
+        out = [(0, size)]
+        block = size
+        for axis in self._node.axes.get(factor, ()):
+            block = -(-block // self._sizes[axis])
+            out = [
+                (min(start + i * block, stop), min(start + (i + 1) * block, stop))
+                for start, stop in out
+                for i in range(self._sizes[axis])
+            ]
+        return tuple(out)
+
+    def position(self, factor: str) -> jax.Array:
+        return lax.axis_index(self._node.axes[factor])
+
+    def permute(self, x: jax.Array, factor: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        return lax.ppermute(x, self._node.axes[factor], pairs)
+
     def masked(self, position: int, block: Any) -> Any:
         """The operand with the padding of dims that are reduced set to the reduction's identity."""
+        shape = self._program.aval(self._node.node.ins[position]).shape
         for dim, names in enumerate(self._rule.operands[position]):
             for factor in names:
                 axes = self._node.axes.get(factor, ())
                 kind = self._rule.reduce.get(factor)
-                if kind is None or not self.size(factor) % shards_on(axes, self._sizes):
+                # Where a dim has several factors they are even, or its size is that of the one.
+                if kind is None or not shape[dim] % shards_on(axes, self._sizes):
                     continue
                 rows = lax.broadcasted_iota(jnp.int32, jnp.shape(block), dim)
+                start, stop = self._range(factor, shape[dim])
                 neutral = jnp.asarray(identity(kind, block.dtype))
-                block = jnp.where(rows < self.valid(factor), block, neutral)
+                block = jnp.where(rows < stop - start, block, neutral)
         return block
 
 

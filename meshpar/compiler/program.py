@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 
-from meshpar._jax import SubJaxprs, closed, source_line, sub_jaxprs
+from meshpar._jax import SubJaxprs, closed, is_backward, source_line, sub_jaxprs
 
 __all__ = ["Constant", "Node", "Program", "Ref", "program_of"]
 
@@ -53,6 +53,11 @@ class Node:
     def name(self) -> str:
         """The primitive's name."""
         return self.primitive.name
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward pass of `jax.grad`."""
+        return is_backward(self.eqn)
 
     @property
     def where(self) -> str:
@@ -105,7 +110,19 @@ def program_of(jaxpr: Any) -> Program:
     program.inputs = tuple(program.new(var.aval) for var in jaxpr.invars)
     env.update(zip(jaxpr.invars, program.inputs, strict=True))
     program.outputs = _splice(program, jaxpr, env)
+    _drop_dead(program)
     return program
+
+
+def _drop_dead(program: Program) -> None:
+    """Drops operations whose results nobody takes, as JAX does when it traces the local program."""
+    needed = {ref for ref in program.outputs if not isinstance(ref, Constant)}
+    kept: list[Node] = []
+    for node in reversed(program.nodes):
+        if node.eqn.effects or not needed.isdisjoint(node.outs):
+            kept.append(node)
+            needed.update(ref for ref in node.ins if not isinstance(ref, Constant))
+    program.nodes = kept[::-1]
 
 
 def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...]:

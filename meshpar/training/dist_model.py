@@ -9,12 +9,13 @@ from typing import Any
 import jax
 from jax.stages import Lowered
 
+from meshpar.compiler.plan import Plan
 from meshpar.errors import MeshparError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.values import Value
 from meshpar.training.arguments import argument_names
 from meshpar.training.batch import BatchPlacer
-from meshpar.training.hlo import CollectiveTable, collectives_of
+from meshpar.training.collective_table import CollectiveTable, collectives_of
 from meshpar.training.programs import Program, Programs
 from meshpar.training.state import Arrays, Slots
 from meshpar.training.step import Recipe, State
@@ -110,7 +111,7 @@ class DistModel:
         else:
             result = step.compiled(self._state, arrays)
         self._in_flight.append(jax.tree.leaves(result))
-        return result
+        return step.finish(result)
 
     def wait(self) -> None:
         """Waits until all steps that were started are done."""
@@ -151,6 +152,20 @@ class DistModel:
     def collectives(self, *args: Any) -> CollectiveTable:
         """The collectives of the current mode's compiled program; arguments as of `lower`."""
         return collectives_of(self.compiled_text(*args), self.mesh)
+
+    def plan(self, *args: Any) -> Plan:
+        """What the current mode's program does, before it runs; arguments as of `lower`.
+
+        Raises:
+          NotImplementedError: XLA partitions it, and tells what it decided in `compiled_text()`.
+        """
+        plan = self._inspected(args).plan
+        if plan is None:
+            raise NotImplementedError(
+                "DistModel.plan with partitioner='xla': XLA tells what it decided only in "
+                "compiled_text(); collectives() lists what is there"
+            )
+        return plan
 
     def dist_main_program(self, mode: str | None = None) -> str:
         """The partitioned program of a mode that has run, as HLO text.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jax.stages import Compiled, Lowered
 
+from meshpar.compiler.plan import Plan
+from meshpar.training.backends import build
 from meshpar.training.state import Arrays, Slots
-from meshpar.training.step import Recipe, State, program
+from meshpar.training.step import Recipe, State
 
 __all__ = ["MODES", "Program", "Programs", "RecompileWarning"]
 
@@ -27,6 +31,8 @@ class Program:
     batch: Slots
     lowered: Lowered
     compiled: Compiled
+    finish: Callable[[Any], Any]
+    plan: Plan | None
 
 
 class Programs:
@@ -54,8 +60,9 @@ class Programs:
                     RecompileWarning,
                     stacklevel=3,
                 )
-            lowered = program(self._recipe, mode, batch).lower(state, arrays)
-            found = Program(batch, lowered, lowered.compile())
+            built = build(self._recipe, mode, batch)
+            lowered = built.program.lower(state, arrays)
+            found = Program(batch, lowered, lowered.compile(), built.finish, built.plan)
             self._programs[mode, batch] = found
         self._last[mode] = found
         return found

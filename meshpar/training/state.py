@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from meshpar._jax import is_key_array
 from meshpar.errors import PlacementError
 from meshpar.mesh import ProcessMesh
+from meshpar.placements.annotate import annotate
 from meshpar.placements.blocks import storage_sharding
 from meshpar.placements.layout import Layout
 from meshpar.placements.reshard import reshard
@@ -52,6 +53,16 @@ class Slots:
     mesh: ProcessMesh
 
     @property
+    def structs(self) -> list[jax.ShapeDtypeStruct]:
+        """The logical shape and dtype of each leaf."""
+        return [jax.ShapeDtypeStruct(slot.shape, slot.dtype) for slot in self.leaves]
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The layout of each leaf."""
+        return [slot.layout for slot in self.leaves]
+
+    @property
     def shardings(self) -> tuple[NamedSharding, ...]:
         """The sharding of each storage array."""
         return tuple(storage_sharding(slot.layout, self.mesh) for slot in self.leaves)
@@ -70,12 +81,14 @@ class Slots:
         ]
         return jax.tree.unflatten(self.treedef, values)
 
-    def pack(self, tree: Tree) -> Arrays:
-        """The storage of a pytree of logical values, in traced code."""
-        values = self.treedef.flatten_up_to(tree)
-        sizes = self.mesh.axis_sizes
-        stored: list[jax.Array] = []
-        for slot, value in zip(self.leaves, values, strict=True):
+    def values(self, tree: Tree) -> list[jax.Array]:
+        """The logical values of a pytree, in traced code, with the slots' dtypes.
+
+        Raises:
+          ValueError: a value has another shape than its slot.
+        """
+        out: list[jax.Array] = []
+        for slot, value in zip(self.leaves, self.treedef.flatten_up_to(tree), strict=True):
             if not is_key_array(value):
                 # A weak type would make the next call another program.
                 value = jax.lax.convert_element_type(jnp.asarray(value), slot.dtype)
@@ -84,17 +97,19 @@ class Slots:
                     f"{slot.name!r} changes its shape in a step, from {slot.shape} to "
                     f"{value.shape}; the state of a compiled step keeps its shapes"
                 )
-            stored.append(to_storage(value, slot.layout, sizes))
-        return tuple(stored)
+            out.append(value)
+        return out
 
-    def constrain(self, tree: Tree) -> Tree:
+    def pack(self, tree: Tree) -> Arrays:
+        """The storage of a pytree of logical values, in traced code."""
+        values = zip(self.values(tree), self.leaves, strict=True)
+        return tuple(to_storage(v, slot.layout, self.mesh.axis_sizes) for v, slot in values)
+
+    def annotated(self, tree: Tree) -> Tree:
         """The same logical values, in traced code, lying as the slots say."""
-        stored = self.pack(tree)
-        pinned = [
-            jax.lax.with_sharding_constraint(array, sharding)
-            for array, sharding in zip(stored, self.shardings, strict=True)
-        ]
-        return self.unpack(pinned)
+        values = zip(self.values(tree), self.leaves, strict=True)
+        pinned = [annotate(value, self.mesh, slot.layout) for value, slot in values]
+        return jax.tree.unflatten(self.treedef, pinned)
 
     def wrapped(self, arrays: Sequence[jax.Array]) -> Tree:
         """The pytree of placed values: `DistTensor` where a dim is uneven."""

@@ -1,22 +1,21 @@
-"""The three programs of a `DistModel`: a training step, an evaluation and a prediction."""
+"""What a `DistModel` computes: a training step, an evaluation and a prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
-from jax.stages import Wrapped
 
 from meshpar.training.adapters import Adapter
 from meshpar.training.state import Arrays, Slots
 
-__all__ = ["Recipe", "State", "program"]
+__all__ = ["Partitioner", "Recipe", "State", "body"]
 
+Partitioner = Literal["meshpar", "xla"]
 Tree = Any  # a pytree of arrays, whose type is the user's
 
 
@@ -40,53 +39,41 @@ class Recipe:
     opt: Slots | None
     grads: Slots | None  # where gradients shall lie before the update; None leaves it to XLA
     num_labels: int  # how many of the arguments, from the last, are labels
+    partitioner: Partitioner = "xla"
 
 
-def program(recipe: Recipe, mode: str, batch: Slots) -> Wrapped:
-    """The jitted program of a mode: `(state, batch arrays) -> result`.
+def body(recipe: Recipe, mode: str) -> Callable[..., Tree]:
+    """What a mode computes, from logical values: `(params, rest, opt, args) -> result`.
 
-    The result is (state, loss) in mode "train", whose state is donated, the loss in mode "eval",
-    and the outputs in mode "predict".
+    The result is (params, rest, opt, loss) in mode "train", the loss in mode "eval", and the
+    outputs in mode "predict".
     """
-    whole = NamedSharding(batch.mesh.jax_mesh, PartitionSpec())
 
-    def train(state: State, arrays: Arrays) -> tuple[State, jax.Array]:
-        return _train(recipe, state, batch.unpack(arrays))
+    def train(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+        return _train(recipe, params, rest, opt, args)
 
-    def evaluate(state: State, arrays: Arrays) -> jax.Array:
-        params, rest = recipe.params.unpack(state.params), recipe.rest.unpack(state.rest)
-        return _loss(recipe, params, rest, batch.unpack(arrays), train=False)[0]
+    def evaluate(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> jax.Array:
+        return _loss(recipe, params, rest, args, train=False)[0]
 
-    def predict(state: State, arrays: Arrays) -> Tree:
-        params, rest = recipe.params.unpack(state.params), recipe.rest.unpack(state.rest)
-        return recipe.adapter.apply(params, rest, batch.unpack(arrays), train=False)[0]
+    def predict(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+        return recipe.adapter.apply(params, rest, args, train=False)[0]
 
-    if mode == "train":
-        assert recipe.opt is not None, "train() checks the optimizer"
-        state = (recipe.params.shardings, recipe.rest.shardings, recipe.opt.shardings)
-        return jax.jit(train, donate_argnums=0, out_shardings=(State._make(state), whole))
-    return jax.jit(evaluate, out_shardings=whole) if mode == "eval" else jax.jit(predict)
+    return {"train": train, "eval": evaluate, "predict": predict}[mode]
 
 
-def _train(recipe: Recipe, state: State, args: Sequence[Any]) -> tuple[State, jax.Array]:
-    assert recipe.tx is not None and recipe.opt is not None, "train() checks the optimizer"
-    params, rest = recipe.params.unpack(state.params), recipe.rest.unpack(state.rest)
+def _train(recipe: Recipe, params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+    assert recipe.tx is not None, "train() checks the optimizer"
 
     def objective(params: Tree) -> tuple[jax.Array, Tree]:
         return _loss(recipe, params, rest, args, train=True)
 
     (loss, rest), grads = jax.value_and_grad(objective, has_aux=True)(params)
     if recipe.grads is not None:
-        grads = recipe.grads.constrain(grads)
-    opt = recipe.opt.unpack(state.opt)["opt"]
+        grads = recipe.grads.annotated(grads)
     # Optimizers that look at the loss take it by name; the others ignore it.
     update = optax.with_extra_args_support(recipe.tx).update
-    updates, opt = update(grads, opt, params, value=loss, grad=grads)
-    params = optax.apply_updates(params, updates)
-    packed = State(
-        recipe.params.pack(params), recipe.rest.pack(rest), recipe.opt.pack({"opt": opt})
-    )
-    return packed, loss
+    updates, state = update(grads, opt["opt"], params, value=loss, grad=grads)
+    return optax.apply_updates(params, updates), rest, {"opt": state}, loss
 
 
 def _loss(

@@ -19,7 +19,7 @@ from meshpar.training.dist_model import DistModel
 from meshpar.training.optimizer_state import create_optimizer_state, optimizer_slots
 from meshpar.training.stages import ShardedOptimizer, ShardingStage, cut_over
 from meshpar.training.state import Arrays, Slots, owned_copy, slots_of
-from meshpar.training.step import Recipe, State
+from meshpar.training.step import Partitioner, Recipe, State
 from meshpar.training.strategy import Strategy, check_acts
 
 __all__ = ["to_static"]
@@ -33,6 +33,7 @@ def to_static(
     optimizer: optax.GradientTransformation | ShardedOptimizer | None = None,
     loader: Any = None,
     input_spec: Any = None,
+    partitioner: Partitioner = "xla",
 ) -> DistModel:
     """Compiles training, evaluation and prediction of a model for the mesh that it lies on.
 
@@ -50,6 +51,8 @@ def to_static(
       loader: may say where its batches belong (`batch_placements`); no batch is taken from it.
       input_spec: where the leaves of a batch belong: one spec per argument, such as `[Shard(0)]`,
         or two lists, of the inputs and of the labels. Without it the last argument is the label.
+      partitioner: "meshpar" plans the collectives itself, and `DistModel.plan` shows them; "xla"
+        leaves them to XLA's partitioner.
 
     Returns:
       A `DistModel`, in no mode yet. It holds copies: neither the model nor its arrays change.
@@ -86,6 +89,8 @@ def to_static(
         "loader": loader,
         "input_spec": input_spec,
     }
+    if partitioner not in ("meshpar", "xla"):
+        raise ValueError(f"to_static(partitioner={partitioner!r}): it is 'meshpar' or 'xla'")
     options = _options(positional, named)
     strategy = Strategy() if options["strategy"] is None else options["strategy"]
     if not isinstance(strategy, Strategy):
@@ -99,7 +104,7 @@ def to_static(
     try:
         mesh = mesh_for(adapter, stage)
         axis, number = zero_axis(stage, strategy, mesh)
-        return _assembled(adapter, mesh, strategy, tx, axis, number, options)
+        return _assembled(adapter, mesh, strategy, tx, axis, number, options, partitioner)
     except MeshparError as error:
         raise error.within("to_static(model)", model=adapter.name) from None
 
@@ -112,6 +117,7 @@ def _assembled(
     axis: str | None,
     stage: int,
     options: dict[str, Any],
+    partitioner: Partitioner,
 ) -> DistModel:
     def cut(shape: tuple[int, ...], layout: Layout) -> Layout:
         return layout if axis is None else cut_over(axis, shape, layout, mesh.axis_sizes)
@@ -139,6 +145,7 @@ def _assembled(
         opt=opt,
         grads=cuts if stage >= 2 else None,
         num_labels=int(has_labels) if spec.num_labels is None else spec.num_labels,
+        partitioner=partitioner,
     )
     placer = BatchPlacer(
         mesh,

@@ -40,7 +40,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, capsys):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run("--steps", 5, "--save", whole, "--seed", 3) == 0
     text = capsys.readouterr().out
-    for expected in ("8 cpu device(s): ProcessMesh(dp=2, tp=4)", "all-reduce", "checkpoint in"):
+    for expected in ("8 cpu device(s): ProcessMesh(dp=2, tp=4)", "all_reduce", "checkpoint in"):
         assert expected in text
     loss = float(re.search(r"validation loss (\S+) nats", text)[1])
     assert 0 < loss < 6

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from meshpar.mesh import ProcessMesh
-from tests.hlo_counts import (
+from meshpar.compiler.hlo import (
     Found,
     axes_of,
     axes_of_groups,
