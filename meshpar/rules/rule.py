@@ -23,9 +23,31 @@ import numpy as np
 
 from meshpar.placements.types import ReduceType
 
-__all__ = ["Aval", "Dim", "Emission", "Emit", "LocalParams", "Pass", "Rule", "addition", "einsum", "letters"]
+__all__ = [
+    "Aval",
+    "Dim",
+    "Emission",
+    "Emit",
+    "LocalParams",
+    "Pass",
+    "Rule",
+    "addition",
+    "einsum",
+    "letters",
+]
 
-Aval = jax.core.ShapedArray
+
+class Aval(Protocol):
+    """Shape and dtype of a value, as JAX's abstract values have them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
 Dim = tuple[str, ...]
 """The factors of one dim, major to minor."""
 Dims = tuple[Dim, ...]

@@ -176,7 +176,9 @@ def option_jobs(case: Case, sizes: Sizes, limit: int = 0) -> list[Job]:
             (),
             tuple(results[i] for i in program.outputs),
         )
-        label = " ".join(f"{a}:{c.factor or (c.kind and c.kind.word) or '-'}" for a, c in option.items())
+        label = " ".join(
+            f"{a}:{c.factor or (c.kind and c.kind.word) or '-'}" for a, c in option.items()
+        )
         jobs.append(Job(case, planned, label))
     return jobs
 
@@ -232,6 +234,9 @@ def contributions(
         other = np.full(value.shape, kind in (ALL, MIN))
     else:
         step = rng.integers(1, 5, value.shape).astype(value.dtype)
+        if jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+            limit = jnp.iinfo(value.dtype).max
+            step = np.minimum(step, value if kind is MAX else limit - value)
         other = value - step if kind is MAX else value + step
     return [np.where(owner == i, value, other) for i in range(count)]
 

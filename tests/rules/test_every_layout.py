@@ -10,7 +10,9 @@ from tests.rules.harness import PAIR, SQUARE, failures, option_jobs, placement_j
 
 
 def check(jobs_of, family, shape, sizes, limit):
-    jobs = [job for case in cases(shape, FAMILIES[family]) for job in jobs_of(case, sizes, limit=limit)]
+    jobs = [
+        job for case in cases(shape, FAMILIES[family]) for job in jobs_of(case, sizes, limit=limit)
+    ]
     wrong = failures(jobs, sizes)
     assert not wrong, report(wrong, len(jobs))
     assert jobs, f"{family} has no cases for {shape}"
