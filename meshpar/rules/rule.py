@@ -111,7 +111,7 @@ class Emission(Protocol):
         ...
 
     def ranges(self, factor: str, size: int) -> tuple[tuple[int, int], ...]:
-        """The rows (start, stop) of each device along the factor, of a dim of `size` cut like it."""
+        """The rows (start, stop) of each device along it, of a dim of `size` cut like it."""
         ...
 
     def position(self, factor: str) -> jax.Array:

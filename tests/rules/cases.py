@@ -1,5 +1,7 @@
 """The operations that the rules are tested on: one table per family, for any shapes."""
 
+# ruff: noqa: E731, PLW0108 - tables of functions are what this file is
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -359,7 +361,7 @@ def windows(n: int, m: int) -> Iterator[Row]:
     )
     yield "add dilated", dilated, (x,)
     product = lambda a: lax.reduce_window(
-        a, np.float32(0), lambda l, r: l + r + l * r, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0))
+        a, np.float32(0), lambda a, b: a + b + a * b, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0))
     )
     yield "any function", product, (x,)
     tangent = lambda a, t: jax.jvp(
@@ -374,7 +376,7 @@ def windows(n: int, m: int) -> Iterator[Row]:
         _only("select_and_gather_add", tangent, x, eighths(h, 2, m, seed=1)),
         (eighths(h, 2, m, seed=1), x),
     )
-    yield "reduce", lambda a: lax.reduce(a, np.float32(0), lambda l, r: l * r + r, (0,)), (x,)
+    yield "reduce", lambda a: lax.reduce(a, np.float32(0), lambda a, b: a * b + b, (0,)), (x,)
     yield "reduce_xor", lambda a: lax.reduce_xor(a, (0,)), (integers(h, m),)
 
 

@@ -266,6 +266,7 @@ def blocks_of(value: np.ndarray, layout: Layout, sizes: Sizes, seed: int) -> np.
     return np.stack(out)
 
 
+# ruff: noqa: PLW0108 - a table
 _REDUCE: dict[ReduceType, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
     SUM: lambda terms: sum(terms[1:], terms[0]),
     AVG: lambda terms: sum(terms[1:], terms[0]) / np.asarray(len(terms), terms[0].dtype),
@@ -304,7 +305,8 @@ def fault(
         want = expected[box]
         got = held[tuple(at.values())][tuple(slice(0, n) for n in want.shape)]
         if not _close(got, want, tolerance):
-            return f"at {at}: {np.array2string(got, threshold=12)}, not {np.array2string(want, threshold=12)}"
+            got_text, want_text = (np.array2string(y, threshold=12) for y in (got, want))
+            return f"at {at}: {got_text}, not {want_text}"
     return ""
 
 
@@ -409,10 +411,12 @@ def _failures(jobs: Sequence[Job], sizes: Sizes) -> list[str]:
             if problem:
                 wrong[number] = problem
                 break
-    return [
-        f"{jobs[n].case.name} {jobs[n].label} -> {' '.join(map(short, jobs[n].planned.outputs))}: {text}"
-        for n, text in sorted(wrong.items())
-    ]
+
+    def told(job: Job, text: str) -> str:
+        outputs = " ".join(map(short, job.planned.outputs))
+        return f"{job.case.name} {job.label} -> {outputs}: {text}"
+
+    return [told(jobs[n], text) for n, text in sorted(wrong.items())]
 
 
 def report(wrong: Sequence[str], count: int) -> str:

@@ -1,4 +1,6 @@
-"""Functions of jax, flax and optax whose primitives must have rules, with arguments to trace them."""
+"""Functions of jax, flax and optax whose primitives must have rules, with arguments."""
+
+# ruff: noqa: PLW0108, B008, SIM905 - tables of functions are what this file is
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +14,6 @@ from jax import lax
 from jax.scipy import special
 
 Traced = tuple[str, Callable[..., Any], tuple[Any, ...]]
-
 
 
 def _quantized(values: np.ndarray) -> jax.Array:
@@ -30,8 +31,24 @@ s = x[:, :4] @ x[:, :4].T + 4 * jnp.eye(4)
 image = jnp.ones((2, 8, 8, 3))
 key = jax.random.key(0)
 
-_FLOAT_1 = ["abs", "absolute", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "average", "cbrt", "ceil", "conj", "cos", "cosh", "cumprod", "cumsum", "deg2rad", "degrees", "diagonal", "diff", "ediff1d", "exp", "exp2", "expm1", "fabs", "fix", "flip", "fliplr", "flipud", "floor", "gradient", "i0", "imag", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "isreal", "log", "log10", "log1p", "log2", "max", "mean", "median", "min", "nancumsum", "nanmax", "nanmean", "nanmedian", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "negative", "positive", "prod", "ptp", "rad2deg", "radians", "ravel", "real", "reciprocal", "rint", "rot90", "round", "sign", "signbit", "sin", "sinc", "sinh", "sqrt", "square", "std", "sum", "tan", "tanh", "trace", "transpose", "tril", "triu", "trunc", "var", "vander", "argmax", "argmin", "argsort", "sort", "all", "any", "count_nonzero", "cov", "corrcoef", "nan_to_num", "nanargmax", "nanargmin", "spacing", "frexp", "modf", "unwrap", "trapezoid", "diag", "diagflat", "atleast_3d", "ones_like", "zeros_like", "logical_not"]
-_FLOAT_2 = ["add", "arctan2", "copysign", "divide", "divmod", "equal", "float_power", "floor_divide", "fmax", "fmin", "fmod", "greater", "greater_equal", "heaviside", "hypot", "inner", "isclose", "kron", "less", "less_equal", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "matvec", "maximum", "minimum", "mod", "multiply", "nextafter", "not_equal", "outer", "power", "remainder", "subtract", "true_divide", "vdot", "polyadd", "polymul", "convolve", "correlate", "cross", "interp", "dot", "array_equal", "append", "concatenate", "stack", "hstack", "vstack", "dstack", "searchsorted", "digitize"]
+_FLOAT_1 = """
+    abs absolute acos acosh angle asin asinh atan atanh average cbrt ceil conj cos cosh cumprod
+    cumsum deg2rad degrees diagonal diff ediff1d exp exp2 expm1 fabs fix flip fliplr flipud
+    floor gradient i0 imag isfinite isinf isnan isneginf isposinf isreal log log10 log1p log2
+    max mean median min nancumsum nanmax nanmean nanmedian nanmin nanprod nanstd nansum nanvar
+    negative positive prod ptp rad2deg radians ravel real reciprocal rint rot90 round sign
+    signbit sin sinc sinh sqrt square std sum tan tanh trace transpose tril triu trunc var
+    vander argmax argmin argsort sort all any count_nonzero cov corrcoef nan_to_num nanargmax
+    nanargmin spacing frexp modf unwrap trapezoid diag diagflat atleast_3d ones_like zeros_like
+    logical_not
+""".split()
+_FLOAT_2 = """
+    add arctan2 copysign divide divmod equal float_power floor_divide fmax fmin fmod greater
+    greater_equal heaviside hypot inner isclose kron less less_equal logaddexp logaddexp2
+    logical_and logical_or logical_xor matvec maximum minimum mod multiply nextafter not_equal
+    outer power remainder subtract true_divide vdot polyadd polymul convolve correlate cross
+    interp dot array_equal append concatenate stack hstack vstack dstack searchsorted digitize
+""".split()
 _INT = ["bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "gcd", "lcm"]
 _NOT_SQUARE = {"dot": lambda f: f(x, x.T), "vdot": lambda f: f(v, v), "matvec": lambda f: f(x, v)}
 
@@ -126,7 +143,7 @@ def _numpy() -> Iterator[Traced]:
         "population_count": (lax.population_count, i),
         "clz": (lax.clz, i),
         "reduce_precision": (lambda a: lax.reduce_precision(a, 8, 7), x),
-        "reduce": (lambda a: lax.reduce(a, 0.0, lambda l, r: l * r + r, (0,)), x),
+        "reduce": (lambda a: lax.reduce(a, 0.0, lambda a, b: a * b + b, (0,)), x),
         "ragged_dot": (
             lambda a, w: lax.ragged_dot(a, w, jnp.asarray([1, 3], jnp.int32)),
             x,
@@ -175,7 +192,10 @@ def _nn() -> Iterator[Traced]:
 def _random() -> Iterator[Traced]:
     draws: dict[str, Callable[[jax.Array], Any]] = {
         name: (lambda k, f=getattr(jax.random, name): f(k, shape=(4, 6)))
-        for name in ["bits", "uniform", "normal", "exponential", "gumbel", "laplace", "logistic", "cauchy", "rademacher", "maxwell", "bernoulli"]
+        for name in """
+            bits uniform normal exponential gumbel laplace logistic cauchy rademacher maxwell
+            bernoulli
+        """.split()
     }
     draws["truncated_normal"] = lambda k: jax.random.truncated_normal(k, -1.0, 1.0, (4, 6))
     draws["rayleigh"] = lambda k: jax.random.rayleigh(k, 1.0, (4, 6))
@@ -247,9 +267,9 @@ def _special() -> Iterator[Traced]:
 
 def _linalg() -> Iterator[Traced]:
     batch = jnp.stack([s, s + jnp.eye(4)])
-    for (
-        name
-    ) in ["cholesky", "det", "inv", "pinv", "qr", "slogdet", "svd", "svdvals", "eigh", "eigvalsh", "norm", "matrix_rank"]:
+    for name in """
+        cholesky det inv pinv qr slogdet svd svdvals eigh eigvalsh norm matrix_rank
+    """.split():
         yield f"linalg.{name}", getattr(jnp.linalg, name), (batch,)
     yield "linalg.solve", jnp.linalg.solve, (batch, batch)
     yield "linalg.lstsq", jnp.linalg.lstsq, (s, s)
@@ -266,7 +286,9 @@ def _linalg() -> Iterator[Traced]:
     yield "linalg.tridiagonal_solve", lax.linalg.tridiagonal_solve, (x, x, x, x[..., None])
     yield "linalg.householder_product", lax.linalg.householder_product, (batch, batch[:, 0])
     yield "linalg.tridiagonal", lax.linalg.tridiagonal, (batch,)
-    for name in ["fft", "ifft", "rfft", "irfft", "fft2", "ifft2", "rfft2", "fftn", "hfft", "ihfft", "fftshift", "ifftshift"]:
+    for name in """
+        fft ifft rfft irfft fft2 ifft2 rfft2 fftn hfft ihfft fftshift ifftshift
+    """.split():
         yield f"fft.{name}", getattr(jnp.fft, name), (x,)
     for method in ("nearest", "linear", "cubic", "lanczos3"):
         yield (
@@ -326,7 +348,10 @@ def _optax() -> Iterator[Traced]:
     params = {"w": x, "b": v}
     optimizers: dict[str, optax.GradientTransformation] = {
         name: getattr(optax, name)(1e-3)
-        for name in ["adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamw", "adamax", "adan", "amsgrad", "fromage", "lamb", "lars", "lion", "nadam", "noisy_sgd", "novograd", "radam", "rmsprop", "rprop", "sgd", "sign_sgd", "sm3", "yogi"]
+        for name in """
+            adabelief adadelta adafactor adagrad adam adamw adamax adan amsgrad fromage lamb
+            lars lion nadam noisy_sgd novograd radam rmsprop rprop sgd sign_sgd sm3 yogi
+        """.split()
         if hasattr(optax, name) and name != "noisy_sgd"
     }
     optimizers["clip_by_global_norm"] = optax.clip_by_global_norm(1.0)
@@ -356,7 +381,10 @@ def _optax() -> Iterator[Traced]:
         lambda a: optax.ctc_loss(a[None], jnp.zeros((1, 4)), i[:1, :3], jnp.zeros((1, 3))),
         (x,),
     )
-    for name in ["l2_loss", "huber_loss", "log_cosh", "cosine_similarity", "sigmoid_binary_cross_entropy", "hinge_loss", "kl_divergence"]:
+    for name in """
+        l2_loss huber_loss log_cosh cosine_similarity sigmoid_binary_cross_entropy hinge_loss
+        kl_divergence
+    """.split():
         yield f"optax.{name}", getattr(optax, name), (x, p)
 
 
@@ -372,7 +400,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def gradient(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The gradient of the squares of a function's results; `None` where it has no float arguments."""
+    """The gradient of the squares of a function's results; `None` without float arguments."""
     leaves, tree = jax.tree.flatten(args)
     floats = [n for n, leaf in enumerate(leaves) if _is_float(leaf) and jnp.isrealobj(leaf)]
     if not floats:
