@@ -10,8 +10,8 @@ a function from the operands' avals and the equation's parameters to a `Rule`:
         return rules.einsum("mk,kn->mn", [lhs, rhs])
 
 Equal letters are cut alike, a letter that the result lacks leaves it pending a sum. `rules.rule`
-has the rest: which pending reductions pass through, which dims must be whole, how parameters that name
-sizes change for local blocks, and how a device learns where its block begins.
+has the rest: which pending reductions pass through, which dims must be whole, how parameters that
+name sizes change for local blocks, and how a device learns where its block begins.
 """
 
 from meshpar.rules import (

@@ -17,8 +17,8 @@ from meshpar.compiler.decide import Decider
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.propagate import propagate
 from meshpar.placements.layout import Layout
-from tests.rules.cases import eighths
 from tests.rules.harness import Case, Job, bytes_sent, failures, traced
+from tests.rules.values import eighths
 
 BOUNDS = json.loads((Path(__file__).parents[1] / "data" / "no_gather.json").read_text())
 FOUR = {"x": 4}
