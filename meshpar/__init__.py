@@ -12,6 +12,7 @@ _HOME = {
     name: module
     for module, names in {
         "meshpar.compiler.check": "check",
+        "meshpar.compiler.explain": "explain",
         "meshpar.compiler.jit": "jit",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
@@ -37,7 +38,7 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-_MODULES = ("models",)
+_MODULES = ("models", "rules", "schedules")
 
 # The names are strings, and the stub lists them.
 __all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]

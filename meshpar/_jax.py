@@ -39,7 +39,8 @@ def is_tracer(x: object) -> TypeGuard[jax.Array]:
 
 def is_key_array(x: object) -> bool:
     """Whether `x` is an array of typed PRNG keys."""
-    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # pyright: ignore[reportAttributeAccessIssue]
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and _dtypes.issubdtype(dtype, _dtypes.prng_key)
 
 
 def linear_primitive(

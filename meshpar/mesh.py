@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -23,7 +23,10 @@ __all__ = ["ProcessMesh", "get_mesh", "ranked_devices", "set_mesh"]
 Index = SupportsIndex | slice | tuple[SupportsIndex | slice, ...]
 
 
-def ranked_devices() -> list[jax.Device]:
+Device = Any  # jax.Device, which JAX's type stubs do not show
+
+
+def ranked_devices() -> list[Device]:
     """All devices by rank, which is `(process_index, id)` order: ids start at 2048 * process."""
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 

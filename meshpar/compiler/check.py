@@ -1,4 +1,4 @@
-"""`mp.check`: the first operation at which a partitioned program parts from the single-device one."""
+"""`mp.check`: the first operation at which a partitioned program goes wrong."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def check(
     program = jax.jit(shard_mapped(watched, plan.mesh))
     storages = program(*lowering.placed(leaves))
     single = _single_device(plan.planned.program, [jnp.asarray(np.asarray(x)) for x in leaves])
-    values = dict(zip(_watched_values(plan.planned), zip(storages, watched.outputs), strict=True))
+    pairs = zip(storages, watched.outputs, strict=True)
+    values = dict(zip(_watched_values(plan.planned), pairs, strict=True))
     for node in plan.planned.nodes:
         for number, layout in zip(node.node.outs, node.results, strict=True):
             aval = plan.planned.program.avals[number]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,8 +100,26 @@ class Decider:
     ) -> Choice:
         best: Choice | None = None
         best_key: tuple[float, float, int] | None = None
-        tried = options(rule, operands, wishes, self.sizes)
-        for number, option in enumerate(tried):
+        for number, (choice, now) in enumerate(
+            self.alternatives(rule, avals, results, operands, wishes, uses)
+        ):
+            key = (round(choice.seconds, 12), now, number)
+            if best_key is None or key < best_key:
+                best, best_key = choice, key
+        assert best is not None, "the option of doing nothing is always there"
+        return best
+
+    def alternatives(
+        self,
+        rule: Rule,
+        avals: Sequence[Aval],
+        results: Sequence[Aval],
+        operands: Sequence[tuple[Layout, ...]],
+        wishes: Sequence[Wish],
+        uses: Sequence[int],
+    ) -> Iterator[tuple[Choice, float]]:
+        """Every option that can be, and the time of its reshards alone."""
+        for option in options(rule, operands, wishes, self.sizes):
             expanded = expand(rule, option, operands, self.sizes)
             if expanded is None:
                 continue
@@ -115,19 +133,14 @@ class Decider:
             ):
                 reduces = len(there[i].partial) > len(dst.partial)
                 now += seconds / n if reduces else seconds
-            now += self.model.latency * sum(f in rule.exchanged for f in expanded.axes)
             # What is wished is to come, and what is pending is to be reduced some day.
             later = sum(
                 self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
                 for layout, wish, aval in zip(expanded.results, wishes, results, strict=True)
             )
             work = self._work(rule, expanded, avals, results)
-            key = (round(now + later + work, 12), now, number)
-            if best_key is None or key < best_key:
-                sources = tuple(there[i] for there, (_, i) in zip(operands, moves, strict=True))
-                best, best_key = Choice(expanded, sources, now + later + work), key
-        assert best is not None, "the option of doing nothing is always there"
-        return best
+            sources = tuple(there[i] for there, (_, i) in zip(operands, moves, strict=True))
+            yield Choice(expanded, sources, now + later + work), now
 
     def reshard_seconds(self, src: Layout, dst: Layout, aval: Aval) -> float:
         """The time to turn a layout of a value into another."""

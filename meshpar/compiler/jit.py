@@ -155,6 +155,12 @@ class Jitted:
         """The program for these arguments, from storage arrays to storage arrays."""
         return self._lowering(self._taken_apart(args, kwargs))
 
+    def with_partitioner(self, partitioner: Partitioner) -> Jitted:
+        """The same function under the other partitioner."""
+        return Jitted(
+            self._fn, self._in, self._out, self._mesh, self._donated, self._static, partitioner
+        )
+
     def compiled_count(self) -> int:
         """How many programs were made so far, one per kind of arguments."""
         return len(self._lowerings)
@@ -187,15 +193,26 @@ class Jitted:
         if asked is None:
             return [None] * len(call.leaves)
         if isinstance(asked, Mapping):
-            names = list(inspect.signature(self._fn).parameters)
-            names = [n for i, n in enumerate(names) if i not in self._static]
-            positional = tuple(asked.get(n) for n in names[: len(dynamic)])
+            positional = tuple(asked.get(n) for n in self._argument_names(len(dynamic)))
             by_name = {name: asked.get(name) for name in kwargs}
         else:
             positional = tuple(asked)[: len(dynamic)]
             positional += (None,) * (len(dynamic) - len(positional))
             by_name = dict.fromkeys(kwargs)
         return asked_layouts((positional, by_name), (dynamic, kwargs), mesh, "in_placements", ndims)
+
+    def _argument_names(self, count: int) -> list[str]:
+        """The names of the positional arguments that are not static; numbers past the last."""
+        try:
+            names = list(inspect.signature(self._fn).parameters)
+        except ValueError:  # built in, without a signature
+            names = []
+        kept = [n for i, n in enumerate(names) if i not in self._static]
+        return [*kept, *map(str, range(len(kept), count))][:count]
+
+    def _leaf_names(self, dynamic: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        named = zip(self._argument_names(len(dynamic)), dynamic, strict=True)
+        return [n for name, tree in (*named, *kwargs.items()) for n in leaf_names(tree, name)]
 
     def _traced(self, call: _Call) -> Any:
         """Inside another trace: the global program with its annotations."""
@@ -244,7 +261,7 @@ class Jitted:
             there,
             asked,
             lambda out, ndims: asked_layouts(self._out, out, mesh, "out_placements", ndims),
-            leaf_names((dynamic, kwargs)),
+            self._leaf_names(dynamic, kwargs),
             mesh,
             tuple(sorted(donated)),
             self._partitioner,

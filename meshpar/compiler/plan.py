@@ -17,6 +17,7 @@ from rich.table import Table
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.emitted import emitted_collectives
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
+from meshpar.compiler.why import reasons
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
@@ -182,6 +183,19 @@ class Plan:
             },
             indent=1,
         )
+
+    def why(self, name: str) -> str:
+        """The chain of reasons behind a value's placement, from the value back to what was given.
+
+        Args:
+          name: an input as in `names`, such as "params/w1"; "params/w1.grad" for its gradient; or
+            "out/0" for the first output.
+
+        Raises:
+          KeyError: no value has that name.
+        """
+        positions = {name: i for i, name in enumerate(self.names)}
+        return reasons(self.planned, self.mesh, positions, name, self.model)
 
     def diff(self, other: Plan) -> str:
         """What another plan sends more (+) or less (-) than this one, by kind and axes."""

@@ -9,7 +9,12 @@ from meshpar.compiler.program import Node, Program, Ref
 from meshpar.placements.layout import Layout
 from meshpar.rules.rule import Rule
 
-__all__ = ["Move", "PlannedNode", "PlannedProgram"]
+__all__ = ["Asked", "Move", "PlannedNode", "PlannedProgram"]
+
+
+Asked = tuple[
+    tuple[tuple[Layout, ...], ...], tuple[tuple[tuple[str, int | None], ...], ...], tuple[int, ...]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class PlannedNode:
       axes: factor -> the mesh axes that cut it.
       bodies: the planned bodies of control flow.
       why: what decided, in a few words.
+      asked: what the choice was made from, where a rule was: the layouts in which each operand was
+        there, the wishes for each result, and how many operations take each operand.
     """
 
     node: Node
@@ -52,6 +59,7 @@ class PlannedNode:
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bodies: tuple[PlannedProgram, ...] = ()
     why: str = ""
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 
-from meshpar._jax import SubJaxprs, closed, inlined_call, source_line, sub_jaxprs
+from meshpar._jax import (
+    SubJaxprs,
+    closed,
+    inlined_call,
+    is_backward,
+    source_line,
+    sub_jaxprs,
+)
 
 __all__ = ["Constant", "Node", "Program", "Ref", "program_of"]
-
-Aval = jax.core.ShapedArray
 
 
 class Constant(NamedTuple):
@@ -53,6 +58,11 @@ class Node:
     def name(self) -> str:
         """The primitive's name."""
         return self.primitive.name
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward pass of `jax.grad`."""
+        return is_backward(self.eqn)
 
     @property
     def where(self) -> str:

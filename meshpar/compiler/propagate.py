@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshpar._jax import is_backward
 from meshpar.compiler.annotations import annotated_layout, manual_layouts
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider, WishKey
+from meshpar.compiler.hoist import hoist_reductions
 from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
@@ -69,7 +69,8 @@ def _propagate(
         layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    return _Forward(program, decider, wishes, leave_pending).run(chosen, outputs)
+    planned = _Forward(program, decider, wishes, leave_pending).run(chosen, outputs)
+    return hoist_reductions(planned)
 
 
 @contextmanager
@@ -164,7 +165,7 @@ class _Forward:
 
     def _planned(self, node: Node) -> PlannedNode:
         self.moves = []
-        self.backward = is_backward(node.eqn)
+        self.backward = node.backward
         if node.bodies is not None:
             planned = plan_control_flow(self, node, propagate)
         elif (layout := annotated_layout(node, self.decider.sizes)) is not None:
@@ -214,6 +215,7 @@ class _Forward:
             choice.expanded.operands,
             choice.expanded.results,
             choice.expanded.axes,
+            asked=(there, wishes, uses),
         )
 
 

@@ -128,9 +128,7 @@ class DistTensor:
         return f"DistTensor({kind}, {self.placements}, {self._mesh!s})"
 
     def _repr_html_(self) -> str:
-        return PlacementView(
-            self.shape, self.dtype.name, self.layout, self.process_mesh
-        )._repr_html_()
+        return PlacementView(self.shape, self.dtype.name, self.layout, self.process_mesh).html()
 
     # --- what it refuses --------------------------------------------------------------------------
 

@@ -194,6 +194,8 @@ class Layout:
           PlacementError: a dim is `UNCONSTRAINED`, or there are more entries than dims.
         """
         entries = list(spec)
+        while len(entries) > ndim and entries[-1] is None:  # JAX leaves them on arrays of keys
+            entries.pop()
         if len(entries) > ndim or PartitionSpec.UNCONSTRAINED in entries:
             reason = f"the tensor has {ndim} dims, and each needs None, an axis or a tuple of axes"
             raise PlacementError(f"{spec} is not a layout.", because=reason)

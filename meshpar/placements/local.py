@@ -112,7 +112,7 @@ def local_value(x: Value, rank: int) -> jax.Array:
         raise error.within("local_value(x)", x=describe(x), rank=rank) from None
 
 
-def _traced_block(x: jax.Array, mesh: ProcessMesh, layout: Layout, rank: int) -> jax.Array:
+def _traced_block(x: Any, mesh: ProcessMesh, layout: Layout, rank: int) -> jax.Array:
     if layout.partial:
         raise PlacementError(
             "in traced code a pending reduction has no pieces: the traced value is the whole one.",

@@ -14,7 +14,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshpar.placements.layout import Layout
-from meshpar.placements.permutations import cuts_alike, moving_axes, permutation
+from meshpar.placements.permutations import (
+    cuts_alike,
+    has_empty_blocks,
+    moving_axes,
+    permutation,
+)
 from meshpar.placements.reductions import COPIED, EMBEDDED, commute
 from meshpar.placements.steps import LOCAL_KINDS, Axes, Step, StepKind
 from meshpar.placements.types import ReduceType
@@ -126,8 +131,8 @@ class Moves:
             yield from self._reductions(src, axes, kind, limit)
         yield from self._exchanges(src, limit)
         yield from self._gathers(src, limit)
-        if self.block_bytes(src.dims) <= limit:
-            yield from self._permutations(src, tuple(a for a in self.free if a not in pending))
+        usable = tuple(axis for axis in self.free if axis not in pending)
+        yield from self._permutations(src, usable, limit)
 
     def _slices(self, src: Layout, idle: Axes) -> Iterator[Move]:
         for axis in idle:
@@ -160,45 +165,44 @@ class Moves:
                 sent = self._exchanged(src.dims, dims, axes)
                 yield Move("all_to_all", axes, Layout(dims, src.partial), sent)
 
-    def _permutations(self, src: Layout, usable: Axes) -> Iterator[Move]:
-        if not any(len(axes) > self.fixed[d] for d, axes in enumerate(src.dims)):
+    def _permutations(self, src: Layout, usable: Axes, limit: float) -> Iterator[Move]:
+        block, empty = self.block_bytes(src.dims), self._has_empty_blocks(src)
+        if block > limit and not empty:
             return
+        held = [axis for axes in src.dims for axis in axes]
         choices = [self._alike(dim, axes, usable) for dim, axes in enumerate(src.dims)]
         for dims in itertools.product(*choices):
             axes = [axis for cut in dims for axis in cut]
             if dims == src.dims or len(set(axes)) < len(axes):
                 continue
+            if self._count(axes) != self._count(held):
+                continue  # then a block has more or fewer holders than before
             dst = Layout(dims, src.partial)
-            if self._keeps_all(src, dst):
+            if empty and self._keeps_all(src, dst):
                 yield Move("slice", (), dst, 0)
-            else:
-                moving = moving_axes(src, dst, self.sizes)
-                yield Move("ppermute", moving, dst, self.block_bytes(dims))
+            elif block <= limit:
+                yield Move("ppermute", moving_axes(self.shape, src, dst, self.sizes), dst, block)
 
     def _alike(self, dim: int, axes: Axes, usable: Axes) -> list[Axes]:
         """The rows of axes that cut a dim into the same blocks."""
-        size, kept = self.shape[dim], axes[: self.fixed[dim]]
-        factors = tuple(self.sizes[axis] for axis in axes)
-        cut = self._count(axes[len(kept) :])
+        kept = axes[: self.fixed[dim]]
+        factors, outer = (tuple(self.sizes[axis] for axis in row) for row in (axes, kept))
         others = [axis for axis in usable if axis not in kept]
-        rows = (
-            row
-            for length in range(len(others) + 1)
-            for row in itertools.permutations(others, length)
-            if self._count(row) == cut
-        )
-        outer = factors[: len(kept)]
         return [
             (*kept, *row)
-            for row in rows
-            if cuts_alike(size, factors, (*outer, *(self.sizes[axis] for axis in row)))
+            for length in range(len(others) + 1)
+            for row in itertools.permutations(others, length)
+            if cuts_alike(self.shape[dim], factors, (*outer, *[self.sizes[axis] for axis in row]))
         ]
 
+    def _has_empty_blocks(self, layout: Layout) -> bool:
+        return any(
+            has_empty_blocks(size, tuple(self.sizes[axis] for axis in axes))
+            for size, axes in zip(self.shape, layout.dims, strict=True)
+        )
+
     def _keeps_all(self, src: Layout, dst: Layout) -> bool:
-        """Whether no device needs another block; never so unless some blocks are empty."""
-        full = zip(self.shape, src.dims, strict=True)
-        if all(size % self._count(axes) == 0 for size, axes in full):
-            return False
+        """Whether no device needs another block: possible where some have none."""
         _, pairs = permutation(self.shape, src, dst, tuple(self.sizes.items()))
         return all(source == target for source, target in pairs)
 

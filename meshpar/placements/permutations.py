@@ -12,7 +12,7 @@ import numpy as np
 from meshpar.placements.layout import Layout
 from meshpar.placements.steps import Axes
 
-__all__ = ["cuts_alike", "moving_axes", "permutation"]
+__all__ = ["cuts_alike", "has_empty_blocks", "moving_axes", "permutation"]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -38,19 +38,45 @@ def block_starts(size: int, factors: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def cuts_alike(size: int, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> bool:
-    """Whether two rows of factors cut a dim into the same blocks."""
-    if lhs == rhs:
-        return True
-    cut = math.prod(lhs)
-    if cut != math.prod(rhs):
+    """Whether two rows of factors cut a dim into the same blocks, but for order and empty ones.
+
+    Example:
+      >>> cuts_alike(7, (4,), (2, 3)), block_starts(7, (4,)), block_starts(7, (2, 3))
+      (True, (0, 2, 4, 6), (0, 2, -1, 4, 6, -1))
+    """
+    if -(-size // math.prod(lhs)) != -(-size // math.prod(rhs)):
         return False
-    return size % cut == 0 or block_starts(size, lhs) == block_starts(size, rhs)
+    if _in_order(size, lhs, rhs):
+        return True
+    left, right = (sorted(set(block_starts(size, row)) - {-1}) for row in (lhs, rhs))
+    return left == right
 
 
-def moving_axes(src: Layout, dst: Layout, sizes: Mapping[str, int]) -> Axes:
-    """The axes, in mesh order, whose coordinate means another part of the tensor afterwards."""
+def _in_order(size: int, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> bool:
+    """Whether the blocks are the same one by one, the empty ones included."""
+    if lhs == rhs or (math.prod(lhs) == math.prod(rhs) and size % math.prod(lhs) == 0):
+        return True
+    return block_starts(size, lhs) == block_starts(size, rhs)
+
+
+def has_empty_blocks(size: int, factors: tuple[int, ...]) -> bool:
+    """Whether some block of a dim has no rows; the last one has none then."""
+    return size % math.prod(factors) != 0 and block_starts(size, factors)[-1] == -1
+
+
+def moving_axes(shape: tuple[int, ...], src: Layout, dst: Layout, sizes: Mapping[str, int]) -> Axes:
+    """The axes, in mesh order, whose coordinate means another part of the tensor afterwards.
+
+    All axes of a dim are among them where its blocks come in another order, because then the digits
+    of a block's number do not tell which block it is.
+    """
     before, after = _digits(src, sizes), _digits(dst, sizes)
-    return tuple(axis for axis in sizes if before.get(axis) != after.get(axis))
+    moving = {axis for axis in sizes if before.get(axis) != after.get(axis)}
+    for size, lhs, rhs in zip(shape, src.dims, dst.dims, strict=True):
+        factors = (tuple(sizes[axis] for axis in axes) for axes in (lhs, rhs))
+        if not _in_order(size, *factors):
+            moving.update(lhs, rhs)
+    return tuple(axis for axis in sizes if axis in moving)
 
 
 def _digits(layout: Layout, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -73,7 +99,8 @@ def permutation(
     Args:
       shape: the tensor's.
       src: the layout before.
-      dst: the layout after; every dim is cut alike in both, and the pending reductions are equal.
+      dst: the layout after; every dim is cut alike in both, into as many blocks altogether, and
+        the pending reductions are equal.
       axis_sizes: (axis, size) of the whole mesh, in its order.
 
     Returns:
@@ -81,7 +108,7 @@ def permutation(
       block is paired with itself; one that gets no rows is in no pair.
     """
     sizes = dict(axis_sizes)
-    axes = moving_axes(src, dst, sizes)
+    axes = moving_axes(shape, src, dst, sizes)
     holding = list(_blocks_along(shape, src, axes, sizes))
     wanted = list(_blocks_along(shape, dst, axes, sizes))
     spare: dict[tuple[int, ...], list[int]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import jax
@@ -107,6 +107,8 @@ def _search(
         return ()
     if 0 in shape:
         return (Step("slice", (), (), src, dst, 0),)
+    if src.partial == dst.partial and all(map(_starts, dst.dims, src.dims)):
+        return tuple(_slices(src, dst))
     common = [_common(lhs, rhs) for lhs, rhs in zip(src.dims, dst.dims, strict=True)]
     free = _free_axes(src, dst, common, sizes)
     moves = Moves(shape, itemsize, sizes, dst, tuple(common), free)
@@ -154,6 +156,20 @@ def _cheapest(src: Layout, dst: Layout, moves: Moves) -> tuple[Step, ...]:
         path.append(moves.step(before, move))
         here = before
     return tuple(reversed(path))
+
+
+def _starts(row: tuple[str, ...], start: tuple[str, ...]) -> bool:
+    return row[: len(start)] == start
+
+
+def _slices(src: Layout, dst: Layout) -> Iterator[Step]:
+    """The steps where all axes are only gained; the search would find them too, but slowly."""
+    here = src
+    for dim, axes in enumerate(dst.dims):
+        for level in range(len(src.dims[dim]), len(axes)):
+            after = here.with_dim(dim, axes[: level + 1])
+            yield Step("slice", axes[level : level + 1], (dim,), here, after, 0)
+            here = after
 
 
 def _on_axes(layout: Layout, sizes: Mapping[str, int]) -> Layout:

@@ -68,7 +68,8 @@ class PlacementView:
             console.print(table)
         return f"{self.title}\n{capture.get().rstrip()}"
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The picture as HTML."""
         grids = self.holders()
         edges = [sorted({block[dim] for block in grids}) for dim in range(len(self.shape))]
         rows = edges[0] if len(edges) > 0 else [None]
@@ -91,6 +92,9 @@ class PlacementView:
                 )
             )
         return "".join([*out, "</div>"])
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
     def _cell(self, ranks: list[int]) -> Cell:
         if not ranks:

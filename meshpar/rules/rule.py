@@ -38,14 +38,14 @@ __all__ = [
 
 
 class Aval(Protocol):
-    """Shape and dtype of a value, as JAX's abstract values have them."""
+    """Shape and dtype of a value, as `jax.core.ShapedArray` has them."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def ndim(self) -> int: ...
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> Any: ...  # a numpy dtype, or JAX's dtype of typed keys
 
 
 Dim = tuple[str, ...]

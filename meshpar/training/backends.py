@@ -65,8 +65,8 @@ def _by_xla(recipe: Recipe, mode: str, batch: Slots) -> Built:
         return packed, loss
 
     if mode == "train" and opt is not None:
-        state = State(recipe.params.shardings, recipe.rest.shardings, opt.shardings)
-        program = jax.jit(run, donate_argnums=0, out_shardings=(state, whole))
+        state = (recipe.params.shardings, recipe.rest.shardings, opt.shardings)
+        program = jax.jit(run, donate_argnums=0, out_shardings=(State._make(state), whole))
     else:
         program = jax.jit(run, out_shardings=whole if mode == "eval" else None)
     return Built(program, lambda result: result, None)

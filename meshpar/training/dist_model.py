@@ -15,7 +15,7 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.values import Value
 from meshpar.training.arguments import argument_names
 from meshpar.training.batch import BatchPlacer
-from meshpar.training.hlo import CollectiveTable, collectives_of
+from meshpar.training.collective_table import CollectiveTable, collectives_of
 from meshpar.training.programs import Program, Programs
 from meshpar.training.state import Arrays, Slots
 from meshpar.training.step import Recipe, State

@@ -98,9 +98,7 @@ def train_step(name, mesh, *, zero=0, scan=False):
     opt = tx.init(params)
     batch = batch_for(name)
     rules = rules_for(model)
-    by_path = {
-        path: _layout(path, x, rules, mesh, scan=scan) for path, x in _paths(params).items()
-    }
+    by_path = {path: _layout(path, x, rules, mesh, scan=scan) for path, x in _paths(params).items()}
     zeroed = {p: _zero(by_path[p], x.shape, mesh) for p, x in _paths(params).items()}
     for_opt = zeroed if zero >= 1 else by_path
     layouts = (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import meshpar as mp
+from meshpar.compiler.hlo import axes_of, collectives_in_stablehlo, sent_bytes
 from tests.compiler.steps import mesh_named, placed, result_placements, train_step
-from tests.hlo_counts import axes_of, collectives_in_stablehlo, sent_bytes
 
 EVERY = [
     (model, mesh, zero)
@@ -45,10 +45,7 @@ def lowered(text, mesh):
 
 @pytest.mark.parametrize(
     ("model", "mesh", "zero"),
-    [
-        case if case in SOME else pytest.param(*case, marks=pytest.mark.exhaustive)
-        for case in EVERY
-    ],
+    [case if case in SOME else pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY],
     ids=str,
 )
 def test_the_plan_of_a_train_step_is_its_lowered_module(model, mesh, zero):

@@ -16,7 +16,7 @@ from meshpar.placements.layout import Layout
 from meshpar.placements.reshard_program import reshard_program
 from meshpar.placements.search import planned_steps
 from meshpar.placements.types import Partial, ReduceType, Replicate, Shard
-from tests.hlo_counts import axes_of, collectives_in_hlo, collectives_in_stablehlo, sent_bytes
+from meshpar.compiler.hlo import axes_of, collectives_in_hlo, collectives_in_stablehlo, sent_bytes
 from tests.placements import step_interpreter as interpreter
 from tests.placements.all_layouts import MAX, SUM, all_layouts
 from tests.placements.storage_blocks import from_storage, to_storage
@@ -139,6 +139,7 @@ def some(layouts, count, seed):
     (MESH, (), ALL_BUT_BOOLEAN, 4),
     (MESH, (0, 3), (SUM, MAX), 5),
     (MESH, (1, 2), (SUM, MAX), 6),
+    (MESH, (5, 3), (SUM,), 7),
 ])  # fmt: skip
 def test_the_values_on_other_meshes_and_shapes(mesh, shape, kinds, seed):
     layouts = all_layouts(list(mesh.axis_names), len(shape), kinds)
@@ -155,7 +156,7 @@ def test_the_values_on_other_meshes_and_shapes(mesh, shape, kinds, seed):
 ])  # fmt: skip
 def test_the_values_of_many_pairs_on_other_meshes(mesh, shape, kinds):
     layouts = all_layouts(list(mesh.axis_names), len(shape), kinds)
-    for i, src in enumerate(layouts):
+    for i, src in enumerate(layouts[::8]):
         check_values(mesh, shape, src, some(layouts, 12, i))
 
 

@@ -125,6 +125,7 @@ def test_every_kind_of_booleans_mixed(counts, shape):
         ((2, 3), (7, 9, 5), (SUM,)),
         ((2, 2, 2), (8,), (SUM, MAX)),
         ((2, 3, 2), (11,), (SUM, MAX)),
+        ((2, 3, 2), (7, 5), ()),
     ],
 )
 def test_no_plan_is_cheaper(counts, shape, kinds):
@@ -138,9 +139,17 @@ def test_no_plan_is_cheaper(counts, shape, kinds):
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("counts, shape", [((2, 2, 2), (8, 8)), ((2, 3, 2), (7, 5))])
-def test_no_plan_is_cheaper_on_three_axes(counts, shape):
-    test_no_plan_is_cheaper(counts, shape, (SUM, MAX))
+@pytest.mark.parametrize(
+    "counts, shape, kinds",
+    [
+        ((2, 2, 2), (8, 8), (SUM, MAX)),
+        ((2, 3, 2), (7, 5), (SUM, MAX)),
+        ((3, 2, 2), (1, 7), ()),
+        ((2, 3, 2), (8, 6), ()),
+    ],
+)
+def test_no_plan_is_cheaper_on_three_axes(counts, shape, kinds):
+    test_no_plan_is_cheaper(counts, shape, kinds)
 
 
 # --- plans by name --------------------------------------------------------------------------------
@@ -211,6 +220,20 @@ def test_swapping_dims_never_gathers():
 def test_a_permutation_keeps_what_it_can():
     (step,) = reshard_steps([S(0), R], [R, S(0)], (8, 8), "float32", SQUARE)
     assert step.permutation == ((0, 0), (1, 2), (2, 1), (3, 3))
+
+
+def test_a_permutation_of_blocks_that_come_in_another_order():
+    """7 rows over (2, 3, 2) and over (3, 2, 2): single rows, the empty blocks at other places."""
+    sizes, shape = sizes_of(2, 3, 2), (7, 5)
+    src, dst = Layout((("x",), ())), Layout((("y", "z"), ()))
+    steps = planned_steps(src, dst, shape, "float32", sizes)
+    assert [str(step) for step in steps] == [
+        "slice over y: 0 bytes",
+        "slice over z: 0 bytes",
+        "ppermute over x, y, z: 20 bytes",
+        "all_gather over x: 20 bytes",
+    ]
+    run_pairs(sizes, shape, [(src, dst)])
 
 
 def test_equal_layouts_and_axes_of_size_one_need_no_step():

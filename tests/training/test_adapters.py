@@ -50,20 +50,27 @@ class Deterministic(linen.Module):
 def linen_on_one_device(variables, key):
     """Four steps by linen and optax alone."""
     tx = optax.adam(1e-2)
+
+    @jax.jit
+    def step(params, stats, state, x, y, i):
+        def loss(params):
+            out, changed = Net().apply(
+                {"params": params, "batch_stats": stats},
+                x,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": jax.random.fold_in(key, i)},
+            )
+            return mse(out, y), changed["batch_stats"]
+
+        (value, after), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), after, state, value
+
     params, stats = variables["params"], variables["batch_stats"]
     state, losses = tx.init(params), []
     for i, (x, y) in enumerate(zip(X, Y, strict=True)):
-
-        def loss(params, x=x, y=y, stats=stats, i=i):
-            out, changed = Net().apply(
-                {"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"],
-                rngs={"dropout": jax.random.fold_in(key, i)},
-            )  # fmt: skip
-            return mse(out, y), changed["batch_stats"]
-
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        params, stats, state, value = step(params, stats, state, x, y, i)
         losses.append(float(value))
     return losses, {"params": params, "batch_stats": stats}
 

@@ -9,8 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshpar.mesh import ProcessMesh
-from tests.hlo_counts import (
+from meshpar.compiler.hlo import (
     Found,
     axes_of,
     axes_of_groups,
@@ -20,6 +19,7 @@ from tests.hlo_counts import (
     counts,
     sent_bytes,
 )
+from meshpar.mesh import ProcessMesh
 
 MESH = ProcessMesh(np.arange(8).reshape(2, 4), ["x", "y"])
 

@@ -32,11 +32,17 @@ class Found(NamedTuple):
 Collectives = dict[str, list[Found]]
 
 
-def sent_bytes(kind: str, found: Found) -> int:
-    """What a device sends, by the table that meshpar's plans use; rounded up."""
+def sent_bytes(kind: str, found: Found, devices: int = 1) -> int:
+    """What a device sends, by the table that meshpar's plans use; rounded up.
+
+    Args:
+      kind: the collective.
+      found: one of them.
+      devices: how many take part where the module names no groups.
+    """
     if kind == "collective_permute":
         return found.bytes if any(a != b for a, b in found.groups) else 0
-    n = len(found.groups[0])
+    n = len(found.groups[0]) if found.groups else devices
     factor = {"all_gather": n * (n - 1), "all_reduce": 2 * (n - 1)}.get(kind, n - 1)
     return -(-found.bytes * factor // n)
 
@@ -61,6 +67,18 @@ def axes_of_groups(groups: Groups, mesh: ProcessMesh) -> tuple[str, ...]:
                 if {tuple(line if ordered else sorted(line)) for line in lines} == wanted:
                     return tuple(mesh.dim_names[i] for i in axes)
     raise ValueError(f"{groups} lie along no axes of {mesh!r}")
+
+
+def touched_axes(groups: Groups, mesh: ProcessMesh) -> tuple[str, ...]:
+    """The mesh axes along which the members of some group differ, in the order of the mesh.
+
+    XLA's partitioner makes groups that are no lines of the mesh; these have axes too.
+    """
+    differ: set[int] = set()
+    for group in groups or (tuple(range(mesh.size)),):
+        at = np.array(np.unravel_index(group, tuple(mesh.shape)))
+        differ.update(axis for axis in range(mesh.ndim) if len(set(at[axis])) > 1)
+    return tuple(name for i, name in enumerate(mesh.axis_names) if i in differ)
 
 
 def axes_of_pairs(pairs: Groups, mesh: ProcessMesh) -> tuple[str, ...]:
@@ -141,6 +159,7 @@ _NAMED = re.compile(
     r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{(.*?)\}"
 )
 _NAMED_SIZE = re.compile(r"'(\w+)'=(\d+)")
+_NAMED_PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 
 
 def collectives_in_hlo(text: str) -> Collectives:
@@ -171,23 +190,39 @@ def _hlo_bytes(shape: str) -> int:
 
 
 def _hlo_groups(line: str) -> Groups:
+    """The groups of an instruction; none at all where every device takes part."""
     named = _NAMED.search(line)
     if named:
-        sizes = {axis: int(size) for axis, size in _NAMED_SIZE.findall(named[1])}
-        groups = _along(sizes, re.findall(r"'(\w+)'", named[4]))
-        if named[2] is None:
-            return groups
-        devices = _iota(named[2], named[3]).ravel()
-        return tuple(tuple(int(devices[i]) for i in group) for group in groups)
+        return _named_groups(*named.groups())
     iota = _IOTA.search(line)
     if iota:
         shape = tuple(map(int, iota[1].split(",")))
         return _rows(_iota(iota[2], iota[3]).reshape(shape))
     listed = _LISTED.search(line)
-    assert listed, f"no groups in {line}"
+    if listed is None:
+        return ()
     return tuple(
         tuple(int(n) for n in group.split(",")) for group in re.findall(r"\{([\d,]*)\}", listed[1])
     )
+
+
+def _named_groups(axes: str, devices: str | None, order: str | None, along: str) -> Groups:
+    """Groups along named axes or parts of them: `'a':(2)2` is the middle of 8 = 2 x 2 x 2."""
+    parts = {name: (pre, size) for name, pre, size in _NAMED_PART.findall(along)}
+    shape: list[int] = []
+    grouped: list[int] = []  # the dims of `shape` that the groups run along
+    for name, word in _NAMED_SIZE.findall(axes):
+        whole = int(word)
+        if name in parts:
+            pre, size = (int(parts[name][0] or 1), int(parts[name][1] or whole))
+            grouped.append(len(shape) + 1)
+            shape += [pre, size, whole // (pre * size)]
+        else:
+            shape.append(whole)
+    ids = np.arange(math.prod(shape)) if devices is None else _iota(devices, order)
+    rest = [dim for dim in range(len(shape)) if dim not in grouped]
+    length = math.prod(shape[dim] for dim in grouped)
+    return _rows(ids.reshape(shape).transpose([*rest, *grouped]).reshape(-1, length))
 
 
 def _iota(shape: str, transposed: str | None) -> np.ndarray:
