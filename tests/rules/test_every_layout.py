@@ -28,17 +28,17 @@ def meetings(*shapes):
 
 @pytest.mark.parametrize("family, shape", meetings((5, 3), (4, 6)))
 def test_options_of_a_rule_give_the_unsharded_result(family, shape):
-    check(option_jobs, family, shape, PAIR, limit=4)
+    check(option_jobs, family, shape, PAIR, limit=3)
 
 
 @pytest.mark.parametrize("family, shape", meetings((5, 3)))
 def test_options_over_two_axes_give_the_unsharded_result(family, shape):
-    check(option_jobs, family, shape, SQUARE, limit=3)
+    check(option_jobs, family, shape, SQUARE, limit=2)
 
 
 @pytest.mark.parametrize("family, shape", meetings((5, 3), (1, 2), (0, 3)))
 def test_placements_give_the_unsharded_result(family, shape):
-    check(placement_jobs, family, shape, PAIR, limit=3)
+    check(placement_jobs, family, shape, PAIR, limit=2 if min(shape) > 1 else 1)
 
 
 @pytest.mark.exhaustive
