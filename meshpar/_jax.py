@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeGuard, TypeVar
 
 import jax
 import jax.extend.core as jex_core
+from jax import lax
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
@@ -148,17 +149,45 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
 
 
 def inlined_call(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """The jaxpr that a call stands for once it is differentiated, and its operands, if it is one."""
+    """The jaxpr that a call comes to once it is differentiated, and its operands, if it is one.
+
+    So does a batched loop, whose condition is an array, to one that runs while any of it is true.
+    """
     params, name = eqn.params, eqn.primitive.name
     if name == "custom_linear_solve":
         lengths = params["const_lengths"]
         first = lengths.matvec + lengths.vecmat
         own = eqn.invars[first : first + lengths.solve]
         return params["jaxprs"].solve, [*own, *eqn.invars[sum(lengths) :]]
+    if name == "while" and params["cond_jaxpr"].out_avals[0].ndim:
+        return jax.make_jaxpr(_scalar_while(params))(*(v.aval for v in eqn.invars)), [*eqn.invars]
     if name in _INLINED:
         bodies = sub_jaxprs(eqn)
         return None if bodies is None else (bodies.bodies[0], list(eqn.invars))
     return None
+
+
+def _scalar_while(params: dict[str, Any]) -> Callable[..., Any]:
+    test = jex_core.jaxpr_as_fun(params["cond_jaxpr"])
+    body = jex_core.jaxpr_as_fun(params["body_jaxpr"])
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+
+    def run(*operands: jax.Array) -> Any:
+        of_test, of_body = operands[:first], operands[first : first + second]
+
+        def turn(carry: Sequence[jax.Array]) -> list[jax.Array]:
+            (goes_on,) = test(*of_test, *carry)
+            return [
+                lax.select(lax.broadcast_in_dim(goes_on, x.shape, range(goes_on.ndim)), y, x)
+                for x, y in zip(carry, body(*of_body, *carry), strict=True)
+            ]
+
+        def some(carry: Sequence[jax.Array]) -> jax.Array:
+            return test(*of_test, *carry)[0].any()
+
+        return lax.while_loop(some, turn, list(operands[first + second :]))
+
+    return run
 
 
 _INLINED = frozenset(
