@@ -307,7 +307,6 @@ def linalg(n: int, m: int) -> Iterator[Row]:
             lambda a, c, f=left: lax.linalg.triangular_solve(a, c, left_side=f, lower=True),
             (s, b),
         )
-    yield "solve", jnp.linalg.solve, (s, eighths(n, 2, 3, m, seed=1))
     yield "tridiagonal", lambda a: tuple(lax.linalg.tridiagonal(a)), (s,)
     yield "fft", lambda a: lax.fft(a, "FFT", (3,)), (s.astype(np.complex64),)
     yield "rfft2", lambda a: lax.fft(a, "RFFT", (3, 3)), (s,)
@@ -329,6 +328,10 @@ def random(n: int, m: int) -> Iterator[Row]:
     yield "bits of keys", jax.vmap(lambda k: jax.random.bits(k, (m, 2))), (keys,)
     rbg = jax.random.key(3, impl="rbg")
     yield "bits rbg", lambda k: jax.random.bits(k, (n, m)), (rbg,)
+    yield "slice of keys", lambda k: lax.slice(k, (0,), (max(n - 1, 1),)), (keys,)
+    yield "rev of keys", lambda k: lax.rev(k, (0,)), (keys,)
+    yield "concatenate keys", lambda k, other: lax.concatenate([k, other], 0), (keys, keys)
+    yield "update of keys", lambda k, new: lax.dynamic_update_slice(k, new, (0,)), (keys, keys[:1])
     yield "fold_in", jax.vmap(jax.random.fold_in), (keys, integers(max(n, 1), dtype=np.uint32))
     yield "split", jax.vmap(lambda k: jax.random.split(k, m)), (keys,)
     yield "unwrap", jax.random.key_data, (keys,)
