@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.compiler.infer": "Inferred TensorSpec infer_backward infer_forward",
         "meshpar.compiler.jit": "jit",
+        "meshpar.compiler.operations.registry": "Operation infer_reference",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
         "meshpar.mesh": "ProcessMesh get_mesh set_mesh",

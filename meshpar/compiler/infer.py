@@ -1,0 +1,414 @@
+"""Paddle's names as front doors: the placements under which an operation runs on blocks.
+
+Paddle's rules answer for one operation at a time: to what placements its inputs have to be brought,
+so that every device runs the operation on its own blocks and no device needs to hear of another,
+and in what placements the results come. Here the operation is traced, the rules of its primitives
+are joined to one (`flows`), and of all ways the one is taken that sends the fewest bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshpar.compiler.flows import REPLICATE, Flow, Flows, flows_of
+from meshpar.compiler.operations.registry import Operation, infer_reference, named
+from meshpar.compiler.program import program_of
+from meshpar.mesh import ProcessMesh, get_mesh
+from meshpar.placements.blocks import is_even, local_shape
+from meshpar.placements.layout import Layout
+from meshpar.placements.search import planned_steps
+from meshpar.placements.types import Partial, Placement, ReduceType, Replicate, Shard
+
+__all__ = ["Inferred", "TensorSpec", "infer_backward", "infer_forward"]
+
+Shape = tuple[int, ...]
+Nested = Any  # a tensor's entry, or a list of such: an argument of Paddle's may be a list of tensors
+Sizes = Mapping[str, int]
+SUM, AVG = ReduceType.kRedSum, ReduceType.kRedAvg
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor as far as inference sees it.
+
+    Args:
+      shape: its global shape.
+      layout: where it lies.
+
+    Example:
+      >>> TensorSpec((8, 4), Layout((("dp",), ())))
+      TensorSpec(shape=(8, 4), layout=Layout(dims=(('dp',), ()), partial=()))
+    """
+
+    shape: Shape
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """An answer.
+
+    Args:
+      inputs: the layout to which each input has to be brought, in the form in which they were given.
+      outputs: the layout in which each result comes; `None` for one that is not there.
+      output_shapes: their global shapes.
+    """
+
+    inputs: tuple[Nested, ...]
+    outputs: tuple[Layout | None, ...]
+    output_shapes: tuple[Shape | None, ...]
+
+
+def infer_forward(
+    name: str, specs: Sequence[Nested], *, mesh: ProcessMesh | None = None, **attrs: Any
+) -> Inferred:
+    """The placements under which an operation runs on blocks, from those of its inputs.
+
+    Of all placements under which no device needs to hear of another while the operation runs, those
+    to which the inputs are brought with the fewest bytes per device, the all-reduces that the
+    results need later included; among equals those with the smallest blocks.
+
+    Args:
+      name: the operation, as Paddle's registry of rules has it, such as `"matmul"`.
+      specs: a `TensorSpec` for each tensor, and a list of them for an argument that is a list.
+      mesh: the mesh of the layouts; that of `set_mesh` by default.
+      **attrs: the operation's attributes, by Paddle's names.
+
+    Returns:
+      The layouts of inputs and results.
+
+    Raises:
+      NotImplementedError: there is no such operation here.
+
+    Example:
+      >>> mesh = ProcessMesh([0, 1], ["tp"])
+      >>> x, w = (TensorSpec(s, Layout(d)) for s, d in [((8, 4), ((), ("tp",))), ((4, 6), ((), ()))])
+      >>> infer_forward("matmul", [x, w], mesh=mesh).outputs
+      (Layout(dims=((), ()), partial=(('tp', ReduceType.kRedSum),)),)
+
+    Follows the SPMD rules of Paddle 3.3.1 (`infer_forward`).
+    """
+    query = _Query.of(name, specs, mesh, attrs)
+    best = min(query.forward_candidates(), key=lambda c: c.key)
+    return query.answer(best)
+
+
+def infer_backward(
+    name: str,
+    specs: Sequence[Nested],
+    outputs: Sequence[Nested],
+    *,
+    mesh: ProcessMesh | None = None,
+    **attrs: Any,
+) -> Inferred:
+    """The placements of an operation's inputs from which its results come where they are wanted.
+
+    Of all placements under which no device needs to hear of another while the operation runs, those
+    whose results are brought to the given layouts with the fewest bytes per device; among equals
+    those with the smallest blocks of the inputs.
+
+    Args:
+      name: the operation, as Paddle's registry of rules has it, such as `"matmul"`.
+      specs: a `TensorSpec` for each input; only its shape matters.
+      outputs: a `TensorSpec` for each result, or lists of them.
+      mesh: the mesh of the layouts; that of `set_mesh` by default.
+      **attrs: the operation's attributes, by Paddle's names.
+
+    Returns:
+      The layouts of inputs and results; a result that cannot come as wanted comes differently.
+
+    Raises:
+      NotImplementedError: there is no such operation here.
+
+    Example:
+      >>> mesh = ProcessMesh([0, 1], ["tp"])
+      >>> x, y = (TensorSpec((8, 4), Layout(((), cut))) for cut in [(), ("tp",)])
+      >>> infer_backward("relu", [x], [y], mesh=mesh).inputs
+      (Layout(dims=((), ('tp',)), partial=()),)
+
+    Follows the SPMD rules of Paddle 3.3.1 (`infer_backward`).
+    """
+    if infer_reference(name).templates:
+        specs = [*specs, _flat(list(outputs))]
+    query = _Query.of(name, specs, mesh, attrs)
+    best = min(query.backward_candidates(_flat(list(outputs))), key=lambda c: c.key)
+    return query.answer(best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """An operation for given shapes and attributes, as its flows."""
+
+    operation: Operation
+    flows: Flows
+    present: tuple[int, ...]  # the flat positions of the inputs that are there
+    shapes: tuple[Shape, ...]  # of those
+    outputs: tuple[Shape | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    key: tuple[float, ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    traced: _Traced
+    specs: tuple[Nested, ...]
+    given: tuple[Layout, ...]  # of the inputs that are there
+    sizes: Sizes
+
+    @staticmethod
+    def of(
+        name: str, specs: Sequence[Nested], mesh: ProcessMesh | None, attrs: Mapping[str, Any]
+    ) -> _Query:
+        where = mesh or get_mesh()
+        if where is None:
+            raise ValueError(
+                f"infer_forward({name!r}): no mesh; pass mesh=ProcessMesh(...) or call set_mesh(...)"
+            )
+        shapes = json.dumps(_mapped(lambda spec: list(spec.shape), list(specs)))
+        traced = _traced(name.removeprefix("pd_op."), shapes, json.dumps(dict(attrs)))
+        flat = _flat(list(specs))
+        given = tuple(flat[i].layout for i in traced.present)
+        return _Query(traced, tuple(specs), given, dict(where.axis_sizes))
+
+    def answer(self, best: _Candidate) -> Inferred:
+        """A candidate in the form of the question."""
+        found = dict(zip(self.traced.present, best.inputs, strict=True))
+        count = itertools.count()
+        tensors = list(self.specs[: len(self.specs) - self.traced.operation.templates])
+        inputs = _mapped(
+            lambda spec: found.get(next(count), spec.layout.without_partial()), tensors
+        )
+        made = iter(best.outputs)
+        outputs = tuple(None if shape is None else next(made) for shape in self.traced.outputs)
+        return Inferred(tuple(inputs), outputs, self.traced.outputs)
+
+    # --- forward ----------------------------------------------------------------------------------
+
+    def forward_candidates(self) -> Iterator[_Candidate]:
+        """Every way that the given placements suggest, with its cost."""
+        used = {axis for layout in self.given for axis in (*layout.shard_axes, *layout.partial_axes)}
+        axes = [axis for axis in self.sizes if axis in used and self.sizes[axis] > 1]
+        ways = [[flow for flow in self._flows() if self._suggested(axis, flow)] for axis in axes]
+        for number, choice in enumerate(itertools.product(*ways)):
+            joined = self._joined(dict(zip(axes, choice, strict=True)))
+            if joined is None:
+                continue
+            inputs, outputs = joined
+            moved = sum(
+                reshard_bytes(src, dst, shape, self.sizes)
+                for src, dst, shape in zip(self.given, inputs, self.traced.shapes, strict=True)
+            )
+            later = sum(
+                _all_reduce_bytes(layout, shape, self.sizes)
+                for layout, shape in zip(outputs, self._output_shapes, strict=True)
+            )
+            blocks = self._elements(inputs, self.traced.shapes)
+            made = self._elements(outputs, self._output_shapes)
+            changed = sum(src != dst for src, dst in zip(self.given, inputs, strict=True))
+            key = (round(moved + later, 3), blocks + made, changed, number)
+            yield _Candidate(key, inputs, outputs)
+
+    def _suggested(self, axis: str, flow: Flow) -> bool:
+        """Whether an axis goes on cutting some tensor that it cuts, or does nothing at all."""
+        if flow.is_replicated:
+            return True
+        kept = False
+        for layout, placement in zip(self.given, flow.inputs, strict=True):
+            if placement is None or placement == REPLICATE:
+                continue
+            there = placement_on(layout, axis)
+            if isinstance(placement, Partial) and there not in (REPLICATE, placement):
+                return False
+            kept = kept or there != REPLICATE
+        return kept
+
+    # --- backward ---------------------------------------------------------------------------------
+
+    def backward_candidates(self, outputs: Sequence[TensorSpec]) -> Iterator[_Candidate]:
+        """Every way that the wanted placements suggest, with its cost."""
+        shapes = self._output_shapes
+        listed = [
+            spec
+            for spec, shape in zip(outputs, self.traced.outputs, strict=False)
+            if shape is not None
+        ]
+        wanted = [
+            spec.layout if len(spec.layout.dims) == len(shape) else Layout.replicated(len(shape))
+            for spec, shape in zip(listed, shapes, strict=False)
+        ]
+        used = {axis for layout in wanted for axis in (*layout.shard_axes, *layout.partial_axes)}
+        axes = [axis for axis in self.sizes if axis in used and self.sizes[axis] > 1]
+        ways = [[f for f in self._flows() if self._wanted(axis, f, wanted)] for axis in axes]
+        for number, choice in enumerate(itertools.product(*ways)):
+            joined = self._joined(dict(zip(axes, choice, strict=True)))
+            if joined is None:
+                continue
+            inputs, made = joined
+            moved = sum(
+                reshard_bytes(src, dst, shape, self.sizes)
+                for src, dst, shape in zip(made, wanted, shapes, strict=False)
+            )
+            blocks = self._elements(inputs, self.traced.shapes)
+            far = sum(src != dst for src, dst in zip(made, wanted, strict=False))
+            yield _Candidate((round(moved, 3), blocks, far, number), inputs, made)
+
+    def _wanted(self, axis: str, flow: Flow, wanted: Sequence[Layout]) -> bool:
+        if flow.is_replicated:
+            return True
+        return any(
+            placement not in (None, REPLICATE) and placement == placement_on(layout, axis)
+            for layout, placement in zip(wanted, self._renamed(flow).outputs, strict=False)
+        )
+
+    # --- both -------------------------------------------------------------------------------------
+
+    @property
+    def _output_shapes(self) -> list[Shape]:
+        return [shape for shape in self.traced.outputs if shape is not None]
+
+    def _flows(self) -> Iterator[Flow]:
+        """The flows on which a device need not know where its block begins, or may.
+
+        With all inputs whole each device would do the same: then no result can be cut.
+        """
+        for flow in self.traced.flows.flows:
+            if flow.located and not self.traced.operation.located:
+                continue
+            if flow.is_replicated and any(p != REPLICATE for p in flow.outputs):
+                continue
+            yield flow
+
+    def _renamed(self, flow: Flow) -> Flow:
+        """Of an operation that divides by the number of its elements, sums are averages."""
+        if not _averages(self.traced.operation, flow):
+            return flow
+        outputs = tuple(Partial(AVG) if p == Partial(SUM) else p for p in flow.outputs)
+        return Flow(flow.inputs, outputs, flow.cuts, flow.located)
+
+    def _joined(
+        self, chosen: Mapping[str, Flow]
+    ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
+        joined = self.traced.flows.joined(chosen, self.given, self.sizes)
+        averaged = [a for a, flow in chosen.items() if _averages(self.traced.operation, flow)]
+        if joined is None or not averaged:
+            return joined
+        inputs, outputs = joined
+        if not all(map(is_even, self.traced.shapes, inputs, itertools.repeat(self.sizes))):
+            return None  # blocks of different sizes weigh differently in an average
+        return inputs, tuple(_averaged(layout, averaged) for layout in outputs)
+
+    def _elements(self, layouts: Sequence[Layout], shapes: Sequence[Shape]) -> int:
+        return sum(
+            math.prod(local_shape(shape, layout, self.sizes))
+            for layout, shape in zip(layouts, shapes, strict=True)
+        )
+
+
+def _averages(operation: Operation, flow: Flow) -> bool:
+    """Whether sums that are pending in a flow come from elements being counted block by block."""
+    pending_before = any(isinstance(p, Partial) for p in flow.inputs)
+    return operation.mean and not pending_before and Partial(SUM) in flow.outputs
+
+
+def _averaged(layout: Layout, axes: Sequence[str]) -> Layout:
+    pending = tuple(
+        (axis, AVG if axis in axes and kind is SUM else kind) for axis, kind in layout.partial
+    )
+    return Layout(layout.dims, pending)
+
+
+def placement_on(layout: Layout, axis: str) -> Placement:
+    """The placement of a layout on one axis."""
+    dim, kind = layout.dim_of(axis), layout.kind_of(axis)
+    return Shard(dim) if dim is not None else Partial(kind) if kind is not None else Replicate()
+
+
+@lru_cache(maxsize=4096)
+def _traced(name: str, shapes: str, attrs: str) -> _Traced:
+    """An operation traced for shapes and attributes, both as JSON."""
+    operation = infer_reference(name)
+    kinds = {"f": np.float32, "i": np.int32, "b": np.bool_}
+    arguments: list[Nested] = []
+    present: list[int] = []
+    avals: list[jax.ShapeDtypeStruct] = []
+    count = itertools.count()
+    trees = _shape_tree(json.loads(shapes))
+    templates = trees[-1:] if operation.templates else []
+    for position, argument in enumerate(trees[: len(trees) - len(templates)]):
+        dtype = kinds[operation.kind(position)]
+
+        def place(shape: Shape, position: int = position, dtype: Any = dtype) -> int | None:
+            number = next(count)
+            if position in operation.optional and shape in ((), (0,)):
+                return None
+            present.append(number)
+            avals.append(jax.ShapeDtypeStruct(shape, dtype))
+            return len(avals) - 1
+
+        arguments.append(_mapped(place, argument))
+
+    def call(*xs: jax.Array) -> Any:
+        picked = _mapped(lambda i: None if i is None else xs[i], arguments)
+        out = operation.form(*picked, *templates, **named(json.loads(attrs)))
+        found.extend(x for x in _flat(out if isinstance(out, (list, tuple)) else [out]))
+        return [x for x in found if x is not None]
+
+    found: list[Any] = []
+    with jax.numpy_rank_promotion("allow"):
+        jaxpr = jax.make_jaxpr(call)(*avals)
+    outputs = tuple(None if x is None else tuple(x.shape) for x in found)
+    flows = flows_of(program_of(jaxpr))
+    return _Traced(operation, flows, tuple(present), tuple(tuple(a.shape) for a in avals), outputs)
+
+
+def _shape_tree(tree: list[Any]) -> list[Nested]:
+    """Shapes as tuples; a list of lists is an argument of several tensors."""
+    return [
+        [tuple(shape) for shape in entry]
+        if entry and isinstance(entry[0], list)
+        else tuple(entry)
+        for entry in tree
+    ]
+
+
+def _mapped(fn: Any, tree: Nested) -> Nested:
+    return [_mapped(fn, x) for x in tree] if isinstance(tree, list) else fn(tree)
+
+
+def _flat(tree: Nested) -> list[Any]:
+    return [y for x in tree for y in _flat(x)] if isinstance(tree, (list, tuple)) else [tree]
+
+
+@lru_cache(maxsize=65536)
+def _bytes(src: Layout, dst: Layout, shape: Shape, sizes: tuple[tuple[str, int], ...]) -> float:
+    steps = planned_steps(_summed(src), _summed(dst), shape, np.float32, dict(sizes))
+    return sum(step.bytes for step in steps)
+
+
+def _summed(layout: Layout) -> Layout:
+    """Every pending reduction as a sum: they all cost the same."""
+    return Layout(layout.dims, tuple((axis, SUM) for axis, _ in layout.partial))
+
+
+def reshard_bytes(src: Layout, dst: Layout, shape: Shape, sizes: Sizes) -> float:
+    """The bytes per device of a reshard of float32; see `mp.reshard`."""
+    return 0.0 if src == dst else _bytes(src, dst, shape, tuple(sizes.items()))
+
+
+def _all_reduce_bytes(layout: Layout, shape: Shape, sizes: Sizes) -> float:
+    block = 4 * math.prod(local_shape(shape, layout, sizes))
+    return sum(2 * block * (sizes[axis] - 1) / sizes[axis] for axis in layout.partial_axes)
