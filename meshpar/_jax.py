@@ -113,7 +113,8 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
         return SubJaxprs("while", (params["cond_jaxpr"], params["body_jaxpr"]), counts)
     if name == "cond":
         return SubJaxprs("cond", tuple(params["branches"]))
-    if name in ("shard_map", "pallas_call"):
+    # The jaxprs of these are scalar functions, or programs of one device.
+    if name in ("shard_map", "pallas_call", "reduce", "reduce_window"):
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if key in params:

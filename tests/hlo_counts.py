@@ -137,7 +137,9 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%?[\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_NAMED = re.compile(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}")
+_NAMED = re.compile(
+    r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{(.*?)\}"
+)
 _NAMED_SIZE = re.compile(r"'(\w+)'=(\d+)")
 
 
@@ -172,19 +174,27 @@ def _hlo_groups(line: str) -> Groups:
     named = _NAMED.search(line)
     if named:
         sizes = {axis: int(size) for axis, size in _NAMED_SIZE.findall(named[1])}
-        return _along(sizes, re.findall(r"'(\w+)'", named[2]))
+        groups = _along(sizes, re.findall(r"'(\w+)'", named[4]))
+        if named[2] is None:
+            return groups
+        devices = _iota(named[2], named[3]).ravel()
+        return tuple(tuple(int(devices[i]) for i in group) for group in groups)
     iota = _IOTA.search(line)
     if iota:
-        shape, reshaped = (tuple(map(int, part.split(","))) for part in iota.group(1, 2))
-        numbers = np.arange(math.prod(reshaped)).reshape(reshaped)
-        if iota[3]:
-            numbers = numbers.transpose([int(i) for i in iota[3].split(",")])
-        return _rows(numbers.reshape(shape))
+        shape = tuple(map(int, iota[1].split(",")))
+        return _rows(_iota(iota[2], iota[3]).reshape(shape))
     listed = _LISTED.search(line)
     assert listed, f"no groups in {line}"
     return tuple(
         tuple(int(n) for n in group.split(",")) for group in re.findall(r"\{([\d,]*)\}", listed[1])
     )
+
+
+def _iota(shape: str, transposed: str | None) -> np.ndarray:
+    """Device numbers as HLO writes them: counted in a shape, then transposed."""
+    dims = tuple(map(int, shape.split(",")))
+    numbers = np.arange(math.prod(dims)).reshape(dims)
+    return numbers.transpose([int(i) for i in transposed.split(",")]) if transposed else numbers
 
 
 # --- both -----------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def asked_layouts(
         spread = jax.tree.broadcast(asked, tree, is_leaf=is_placements)
     except ValueError as error:
         raise PlacementError(f"{what} does not fit.", because=str(error).splitlines()[0]) from None
-    leaves = jax.tree.leaves(spread, is_leaf=is_placements)
+    leaves = jax.tree.structure(tree).flatten_up_to(spread)
     names = leaf_names(tree, what)
     out: list[Layout | None] = []
     for name, placements, ndim in zip(names, leaves, ndims, strict=True):

@@ -67,6 +67,7 @@ class Decider:
         results: Sequence[Aval],
         operands: tuple[tuple[Layout, ...], ...],
         wishes: tuple[WishKey, ...],
+        uses: tuple[int, ...],
     ) -> Choice:
         """The option of least time; of equals the first, and those that communicate less first.
 
@@ -77,13 +78,14 @@ class Decider:
           results: those of its results.
           operands: the layouts in which each operand is there.
           wishes: what is wished of each result.
+          uses: how many operations take each operand; they share what it costs to reduce it.
         """
         if node.key is None:
-            return self._chosen(rule, avals, results, operands, list(map(dict, wishes)))
-        key = (node.key, operands, wishes)
+            return self._chosen(rule, avals, results, operands, list(map(dict, wishes)), uses)
+        key = (node.key, operands, wishes, uses)
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._chosen(rule, avals, results, operands, list(map(dict, wishes)))
+            choice = self._chosen(rule, avals, results, operands, list(map(dict, wishes)), uses)
             self._choices[key] = choice
         return choice
 
@@ -94,6 +96,7 @@ class Decider:
         results: Sequence[Aval],
         operands: Sequence[tuple[Layout, ...]],
         wishes: Sequence[Wish],
+        uses: Sequence[int],
     ) -> Choice:
         best: Choice | None = None
         best_key: tuple[float, float, int] | None = None
@@ -106,9 +109,16 @@ class Decider:
                 min((self.reshard_seconds(src, dst, aval), i) for i, src in enumerate(there))
                 for there, dst, aval in zip(operands, expanded.operands, avals, strict=True)
             ]
-            now = sum(seconds for seconds, _ in moves)
+            now = 0.0
+            for (seconds, i), there, dst, n in zip(
+                moves, operands, expanded.operands, uses, strict=True
+            ):
+                reduces = len(there[i].partial) > len(dst.partial)
+                now += seconds / n if reduces else seconds
+            now += self.model.latency * sum(f in rule.exchanged for f in expanded.axes)
+            # What is wished is to come, and what is pending is to be reduced some day.
             later = sum(
-                self.reshard_seconds(layout, wished(layout, wish, self.sizes), aval)
+                self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
                 for layout, wish, aval in zip(expanded.results, wishes, results, strict=True)
             )
             work = self._work(rule, expanded, avals, results)
@@ -155,6 +165,11 @@ def wished(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout:
             dims[dim] = (*dims[dim], axis)
     pending = tuple((axis, kind) for axis, kind in layout.partial if axis not in wish)
     return Layout(tuple(dims), pending)
+
+
+def _settled(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout:
+    """A layout changed to what is wished of it, with nothing pending."""
+    return wished(layout, wish, sizes).without_partial()
 
 
 def _itemsize(aval: Aval) -> int:

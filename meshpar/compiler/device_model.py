@@ -15,7 +15,8 @@ class DeviceModel:
     """Rates of one device; they decide between layouts and are shown in plans as estimates.
 
     The defaults are those of a TPU v5e chip's data sheet: 197 TFLOP/s in bfloat16, 819 GB/s of
-    memory, 4 links of 45 GB/s of which one axis of a mesh uses two.
+    memory, 4 links of 45 GB/s of which one axis of a mesh uses two. `of` has those of other
+    devices.
 
     Args:
       flops: floating-point operations a second.
@@ -28,6 +29,19 @@ class DeviceModel:
     memory_bandwidth: float = 819e9
     link_bandwidth: float = 90e9
     latency: float = 1e-6
+
+    @classmethod
+    def of(cls, platform: str) -> DeviceModel:
+        """The model of a platform as JAX names it; that of the defaults for an unknown one.
+
+        The CPU's figures are orders of magnitude for host devices that share a few cores; the
+        GPU's are those of an H100's data sheet, NVLink included.
+        """
+        known = {
+            "cpu": cls(flops=1e10, memory_bandwidth=5e9, link_bandwidth=2e9, latency=2e-5),
+            "gpu": cls(flops=989e12, memory_bandwidth=3.35e12, link_bandwidth=450e9, latency=5e-6),
+        }
+        return known.get(platform, cls())
 
     def collective_seconds(self, sent: int) -> float:
         """The time of one collective in which each device sends so many bytes."""

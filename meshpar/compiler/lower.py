@@ -157,12 +157,19 @@ def lower_program(
     known = [t or a for t, a in zip(there, asked, strict=True)]
     if partitioner == "xla":
         return _by_xla(annotated, structs, known, flat, tree, wanted, mesh, donated)
-    model = DeviceModel()
+    model = _model_of(mesh)
     planned = propagate(program_of(jaxpr), known, wanted, Decider(mesh.axis_sizes, model))
     plan = Plan(planned, mesh, tuple(names), model)
     program = _shard_mapped(planned, mesh, donated)
     outputs = [(tuple(s.shape), o) for s, o in zip(flat, planned.outputs, strict=True)]
     return Lowering(program, structs, planned.inputs, outputs, tree, mesh, plan)
+
+
+def _model_of(mesh: ProcessMesh) -> DeviceModel:
+    try:
+        return DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform)
+    except MeshError:  # planning for devices that are not there
+        return DeviceModel()
 
 
 def _shard_mapped(

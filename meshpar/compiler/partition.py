@@ -141,9 +141,9 @@ class _Emission:
         start, stop = self._range(factor)
         return stop - start
 
-    def _range(self, factor: str) -> tuple[jax.Array, jax.Array]:
-        start, stop = jnp.int32(0), jnp.int32(self.size(factor))
-        block = self.size(factor)
+    def _range(self, factor: str, size: int | None = None) -> tuple[jax.Array, jax.Array]:
+        block = self.size(factor) if size is None else size
+        start, stop = jnp.int32(0), jnp.int32(block)
         for axis in self._node.axes.get(factor, ()):
             block = -(-block // self._sizes[axis])
             start = jnp.minimum(start + lax.axis_index(axis).astype(jnp.int32) * block, stop)
@@ -164,17 +164,38 @@ class _Emission:
     def all_gather(self, x: jax.Array, factor: str) -> jax.Array:
         return lax.all_gather(x, self._node.axes[factor])
 
+    def ranges(self, factor: str, size: int) -> tuple[tuple[int, int], ...]:
+        out = [(0, size)]
+        block = size
+        for axis in self._node.axes.get(factor, ()):
+            block = -(-block // self._sizes[axis])
+            out = [
+                (min(start + i * block, stop), min(start + (i + 1) * block, stop))
+                for start, stop in out
+                for i in range(self._sizes[axis])
+            ]
+        return tuple(out)
+
+    def position(self, factor: str) -> jax.Array:
+        return lax.axis_index(self._node.axes[factor])
+
+    def permute(self, x: jax.Array, factor: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        return lax.ppermute(x, self._node.axes[factor], pairs)
+
     def masked(self, position: int, block: Any) -> Any:
         """The operand with the padding of dims that are reduced set to the reduction's identity."""
+        shape = self._program.aval(self._node.node.ins[position]).shape
         for dim, names in enumerate(self._rule.operands[position]):
             for factor in names:
                 axes = self._node.axes.get(factor, ())
                 kind = self._rule.reduce.get(factor)
-                if kind is None or not self.size(factor) % shards_on(axes, self._sizes):
+                # Where a dim has several factors they are even, or its size is that of the one.
+                if kind is None or not shape[dim] % shards_on(axes, self._sizes):
                     continue
                 rows = lax.broadcasted_iota(jnp.int32, jnp.shape(block), dim)
+                start, stop = self._range(factor, shape[dim])
                 neutral = jnp.asarray(identity(kind, block.dtype))
-                block = jnp.where(rows < self.valid(factor), block, neutral)
+                block = jnp.where(rows < stop - start, block, neutral)
         return block
 
 

@@ -9,6 +9,7 @@ and its reshards take, wishes included. No operation is named here: rules say wh
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -85,6 +86,9 @@ class _Forward:
         self.program, self.decider, self.wishes = program, decider, wishes
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
+        self.uses: Counter[int] = Counter()
+        for node in program.nodes:
+            self.uses.update({ref for ref in node.ins if not isinstance(ref, Constant)})
 
     def run(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> PlannedProgram:
         program = self.program
@@ -164,7 +168,8 @@ class _Forward:
             return PlannedNode(node, None, moves, operands, results, why="no rule: replicated")
         there = tuple(self.layouts(ref) for ref in node.ins)
         wishes = tuple(self.wishes.get(value, ()) for value in node.outs)
-        choice = self.decider.choose(node, rule, avals, outs, there, wishes)
+        uses = tuple(1 if isinstance(r, Constant) else self.uses[r] for r in node.ins)
+        choice = self.decider.choose(node, rule, avals, outs, there, wishes, uses)
         moves = self.bring_all(node.ins, choice.expanded.operands)
         return PlannedNode(
             node,

@@ -16,12 +16,17 @@ sizes change for local blocks, and how a device learns where its block begins.
 
 from meshpar.rules import (
     contraction,
+    convolution,
     elementwise,
     indexing,
+    linalg,
+    ordering,
     random,
     reduction,
     scans,
     shape,
+    slicing,
+    windows,
 )
 from meshpar.rules.registry import find_rule, register, rule_for
 from meshpar.rules.rule import Pass, Rule, einsum
@@ -30,14 +35,19 @@ __all__ = [
     "Pass",
     "Rule",
     "contraction",
+    "convolution",
     "einsum",
     "elementwise",
     "find_rule",
     "indexing",
+    "linalg",
+    "ordering",
     "random",
     "reduction",
     "register",
     "rule_for",
     "scans",
     "shape",
+    "slicing",
+    "windows",
 ]

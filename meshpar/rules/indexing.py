@@ -12,10 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.lax import GatherScatterMode
 
+from meshpar.placements.reductions import identity
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import rule_for
+from meshpar.rules.rows import take_rows
 from meshpar.rules.rule import (
     EVERY_KIND,
     SUM_LIKE,
@@ -24,14 +27,11 @@ from meshpar.rules.rule import (
     Params,
     Pass,
     Rule,
+    addition,
     letters,
 )
 
 Shape = tuple[int, ...]
-
-
-def _addition(dtype: Any) -> ReduceType:
-    return ReduceType.kRedAny if np.dtype(dtype) == np.bool_ else ReduceType.kRedSum
 
 
 @rule_for("gather")
@@ -77,7 +77,7 @@ def gather(
         **dict(zip(index_names, indices.shape[:-1], strict=True)),
         **partial_window,
     }
-    kind = _addition(operand.dtype) if isinstance(operand.dtype, np.dtype) else None
+    kind = addition(operand.dtype)
     reduced = {operand_names[d]: kind for d in chosen if kind is not None}
     free = {*index_names, *(operand_names[d] for d in window if whole[d]), *reduced}
 
@@ -93,11 +93,10 @@ def gather(
         if not cut:
             return at.bind(block, where)
         columns = {d: dn.start_index_map.index(d) for d in dn.start_index_map}
-        limit = jnp.asarray([operand.shape[d] - slice_sizes[d] for d in dn.start_index_map])
-        limit = limit.astype(where.dtype)
+        limit = _limits([operand.shape[d] - slice_sizes[d] for d in dn.start_index_map], where)
         inside = jnp.all((where >= 0) & (where <= limit), axis=-1)
         if mode == GatherScatterMode.CLIP:
-            where = jnp.clip(where, 0, limit)
+            where = lax.clamp(jnp.zeros_like(where), where, limit)
         mine, lead = jnp.ones(where.shape[:-1], bool), jnp.asarray(True)
         for d in cut:
             name, column = operand_names[d], columns[d]
@@ -130,6 +129,11 @@ def gather(
         local=local,
         emit=emit,
     )
+
+
+def _limits(sizes: Sequence[int], where: jax.Array) -> jax.Array:
+    """The greatest index along each indexed dim, for every row of indices."""
+    return jnp.broadcast_to(jnp.asarray(sizes, where.dtype), where.shape)
 
 
 def _fill(value: Any, dtype: Any) -> jax.Array:
@@ -200,7 +204,16 @@ def _scatter_rule(
     }
     free = {*whole, *(operand_names[d] for d in chosen), *batching, *reduced}
 
+    window_sizes = {d: 1 for d in dropped}
+    offsets = iter(d for d in range(operand.ndim) if d not in dropped)
+    window_sizes |= {next(offsets): updates.shape[d] for d in dn.update_window_dims}
+
     def emit(at: Emission, block: jax.Array, where: jax.Array, new: jax.Array) -> Any:
+        if not any(at.is_cut(operand_names[d]) for d in chosen):
+            return at.bind(block, where, new)
+        if at.params["mode"] == GatherScatterMode.CLIP:
+            limits = [operand.shape[d] - window_sizes[d] for d in dn.scatter_dims_to_operand_dims]
+            where = lax.clamp(jnp.zeros_like(where), where, _limits(limits, where))
         for d in chosen:
             name = operand_names[d]
             if at.is_cut(name):
@@ -210,14 +223,9 @@ def _scatter_rule(
                 # Rows of other devices get an index out of range, which the mode below drops.
                 index = jnp.where(inside, index, at.local_size(name))
                 where = where.at[..., column].set(index)
-        cut = any(at.is_cut(operand_names[d]) for d in chosen)
-        changed: Params = {}
-        if cut:
-            changed = {
-                "mode": GatherScatterMode.FILL_OR_DROP,
-                "indices_are_sorted": False,
-            }
-        return at.bind(block, where, new, **changed)
+        return at.bind(
+            block, where, new, mode=GatherScatterMode.FILL_OR_DROP, indices_are_sorted=False
+        )
 
     return Rule(
         operands=(
@@ -239,38 +247,75 @@ for _name, _kind in _SCATTERS.items():
     _scatter(_name, _kind)
 
 
+def _inside(start: jax.Array, size: int, full: int) -> jax.Array:
+    """Where a slice begins: lax moves one that would reach beyond the dim back into it."""
+    return jnp.clip(start.astype(jnp.int32), 0, full - size)
+
+
 @rule_for("dynamic_slice")
 def dynamic_slice(x: Aval, *starts: Aval, slice_sizes: Shape, **_: Any) -> Rule:
-    """Dims that are taken whole pass through, the others must be whole."""
-    names = letters(x.ndim)
+    """Dims taken whole pass through. A short slice is pending a sum: each device gives its rows."""
+    names, kind = letters(x.ndim), addition(x.dtype)
     whole = [size == full for size, full in zip(slice_sizes, x.shape, strict=True)]
     out = [n if keep else f"{n}out" for n, keep in zip(names, whole, strict=True)]
+    # Reducing a longer slice would send more than gathering the dim.
+    short = [
+        d for d, n in enumerate(slice_sizes) if not whole[d] and kind and 2 * n <= x.shape[d]
+    ]
+
+    def emit(at: Emission, block: jax.Array, *where: jax.Array) -> Any:
+        where, sizes = [*where], [*slice_sizes]
+        for d, name in enumerate(names):
+            if whole[d]:
+                sizes[d] = block.shape[d]
+            elif at.is_cut(name):
+                assert kind is not None, "only numbers are pending"
+                row = _inside(where[d], slice_sizes[d], x.shape[d]) - at.start(name)
+                block, good = take_rows(block, d, row, slice_sizes[d], 0, at.valid(name))
+                block = jnp.where(good, block, jnp.asarray(identity(kind, block.dtype)))
+                where[d] = jnp.zeros_like(where[d])
+        return at.bind(block, *where, slice_sizes=tuple(sizes))
+
     sizes = {**dict(zip(names, x.shape, strict=True)), **dict(zip(out, slice_sizes, strict=True))}
-
-    def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
-        return {**params, "slice_sizes": outs[0]}
-
+    changed = {n for n in sizes if n not in out or n not in names}
     return Rule(
         operands=(tuple((n,) for n in names), *(() for _ in starts)),
         results=(tuple((n,) for n in out),),
         sizes=sizes,
-        blocked=frozenset(n for n in sizes if n not in out or n not in names),
+        reduce={names[d]: kind for d in short if kind is not None},
+        blocked=frozenset(changed - {names[d] for d in short}),
         passes=(Pass(EVERY_KIND, (0,)),),
-        local=local,
+        emit=emit,
     )
 
 
 @rule_for("dynamic_update_slice")
 def dynamic_update_slice(x: Aval, update: Aval, *starts: Aval, **_: Any) -> Rule:
-    """Dims that are replaced whole pass through, the others must be whole."""
+    """Dims replaced whole pass through; of one replaced in part each device writes its rows."""
     names = letters(x.ndim)
     whole = [size == full for size, full in zip(update.shape, x.shape, strict=True)]
     new = [n if keep else f"{n}new" for n, keep in zip(names, whole, strict=True)]
+
+    def emit(at: Emission, block: jax.Array, rows: jax.Array, *where: jax.Array) -> Any:
+        where, written = [*where], jnp.asarray(True)
+        for d, name in enumerate(names):
+            if at.is_cut(name) and not whole[d]:
+                begin = _inside(where[d], update.shape[d], x.shape[d])
+                row = at.start(name) - begin
+                rows, good = take_rows(rows, d, row, block.shape[d], 0, update.shape[d])
+                written, where[d] = written & good, jnp.zeros_like(where[d])
+        (out,) = at.bind(block, rows, *where)
+        # Dims that are not cut are written where their own indices say.
+        kept = jnp.broadcast_to(written, rows.shape)
+        (mask,) = at.bind(jnp.zeros(block.shape, bool), kept, *where)
+        return jnp.where(mask, out, block)
+
     sizes = {**dict(zip(names, x.shape, strict=True)), **dict(zip(new, update.shape, strict=True))}
     return Rule(
         operands=(tuple((n,) for n in names), tuple((n,) for n in new), *(() for _ in starts)),
         results=(tuple((n,) for n in names),),
         sizes=sizes,
-        blocked=frozenset(n for n in sizes if n not in new or n not in names),
+        blocked=frozenset(n for n in new if n not in names),
         passes=(Pass(EVERY_KIND, (0, 1)),),
+        emit=emit,
     )

@@ -14,7 +14,7 @@ from jax.extend.random import threefry2x32_p
 
 from meshpar.rules.elementwise import elementwise
 from meshpar.rules.registry import register, rule_for
-from meshpar.rules.rule import Aval, Emission, Rule, letters
+from meshpar.rules.rule import Aval, Emission, Rule, einsum, letters
 
 Shape = tuple[int, ...]
 _UINTS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
@@ -132,6 +132,33 @@ def random_unwrap(keys: Aval, **_: Any) -> Rule:
 def random_seed(seeds: Aval, **_: Any) -> Rule:
     """`k->k`."""
     return elementwise(seeds)
+
+
+@rule_for("random_clone")
+def random_clone(keys: Aval, **_: Any) -> Rule:
+    """`k->k`."""
+    return elementwise(keys)
+
+
+@rule_for("random_gamma")
+def random_gamma(keys: Aval, alphas: Aval, **_: Any) -> Rule:
+    """`k,k...->k...`: a key for each array of parameters, in which it counts the draws."""
+    names = letters(alphas.ndim)
+    own = names[keys.ndim :]
+    return einsum(([names[: keys.ndim], names], [names]), (keys, alphas), blocked=own)
+
+
+@rule_for("rng_bit_generator")
+def rng_bit_generator(key: Aval, *, shape: Shape, **_: Any) -> Rule:
+    """`k->k,ij`, all whole: XLA's generator says nothing about where a number comes from."""
+    names = letters(1 + len(shape))
+    sizes = dict(zip(names, (key.shape[0], *shape), strict=True))
+    return Rule(
+        operands=(((names[0],),),),
+        results=(((names[0],),), tuple((n,) for n in names[1:])),
+        sizes=sizes,
+        blocked=frozenset(names),
+    )
 
 
 @rule_for("random_split")

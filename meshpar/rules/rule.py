@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from meshpar.placements.types import ReduceType
 
-__all__ = ["Aval", "Dim", "Emission", "Emit", "LocalParams", "Pass", "Rule", "einsum", "letters"]
+__all__ = ["Aval", "Dim", "Emission", "Emit", "LocalParams", "Pass", "Rule", "addition", "einsum", "letters"]
 
 Aval = jax.core.ShapedArray
 Dim = tuple[str, ...]
@@ -87,6 +88,18 @@ class Emission(Protocol):
         """The `x` of all devices along the factor, stacked on a new leading dim."""
         ...
 
+    def ranges(self, factor: str, size: int) -> tuple[tuple[int, int], ...]:
+        """The rows (start, stop) of each device along the factor, of a dim of `size` cut like it."""
+        ...
+
+    def position(self, factor: str) -> jax.Array:
+        """The place of this device among those along the factor, in the order of `ranges`."""
+        ...
+
+    def permute(self, x: jax.Array, factor: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        """The `x` of the device that sends to this one; zeros where none of the pairs does."""
+        ...
+
     @property
     def params(self) -> Params:
         """The operation's own parameters."""
@@ -113,6 +126,8 @@ class Rule:
         the operation adds them to what it reduces (the operand of scatter-add).
       local: how parameters that name sizes change for the local blocks.
       emit: the local program, where it is not the operation itself on the local blocks.
+      exchanged: factors along which the local program itself sends rows between devices when they
+        are cut. Their dims need not all have the factor's size.
     """
 
     operands: tuple[Dims, ...]
@@ -125,11 +140,12 @@ class Rule:
     contributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     local: LocalParams | None = None
     emit: Emit | None = None
+    exchanged: frozenset[str] = frozenset()
 
     @property
     def factors(self) -> tuple[str, ...]:
         """The factors along which the operation can be cut."""
-        return tuple(f for f in self.sizes if f not in self.blocked and self.sizes[f] != 1)
+        return tuple(f for f in self.sizes if f not in self.blocked and self.sizes[f] > 1)
 
     def notation(self) -> str:
         """The rule as an equation, such as `bmk,bkn->bmn`.
@@ -146,6 +162,16 @@ class Rule:
             return "".join(part if part != "()" else "1" for part in parts)
 
         return f"{','.join(map(text, self.operands))}->{','.join(map(text, self.results))}"
+
+
+def addition(dtype: Any) -> ReduceType | None:
+    """The reduction that puts values together of which all but one are missing.
+
+    `None` for PRNG keys, which cannot be reduced.
+    """
+    if not isinstance(dtype, np.dtype):
+        return None
+    return ReduceType.kRedAny if dtype == np.bool_ else ReduceType.kRedSum
 
 
 def letters(count: int, start: int = 0) -> list[str]:

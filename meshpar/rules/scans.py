@@ -16,6 +16,7 @@ from jax import lax
 from meshpar.placements.reductions import identity
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import register
+from meshpar.rules.rows import without_padding
 from meshpar.rules.rule import SUM_LIKE, Aval, Emission, Pass, Rule, einsum, letters
 
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
@@ -38,8 +39,7 @@ def _register(name: str, combine: Combine, neutral: Callable[[Any], Any], linear
             if not at.is_cut(factor):
                 return at.bind(block)
             start = jnp.asarray(neutral(block.dtype), block.dtype)
-            rows = lax.broadcasted_iota(jnp.int32, block.shape, axis)
-            block = jnp.where(rows < at.valid(factor), block, start)
+            block = without_padding(at, block, axis, factor, start)
             (run,) = at.bind(block)
             edge = 0 if reverse else block.shape[axis] - 1
             totals = at.all_gather(lax.slice_in_dim(run, edge, edge + 1, axis=axis), factor)

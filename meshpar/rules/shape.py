@@ -1,9 +1,10 @@
-"""Rules of operations that move dims: transpose, broadcast, squeeze, reshape, slice, pad, ..."""
+"""Rules of operations that move dims: transpose, broadcast, squeeze, reshape, stack, tile."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -162,101 +163,50 @@ def _frozen(dims: list[list[str]]) -> tuple[Dim, ...]:
     return tuple(tuple(dim) for dim in dims)
 
 
-@rule_for("split")
-def split(x: Aval, *, sizes: tuple[int, ...], axis: int, **_: Any) -> Rule:
-    """`ij->ij,ij`: the dim that is cut into pieces must be whole."""
+@rule_for("tile")
+def tile(x: Aval, *, reps: Shape, **_: Any) -> Rule:
+    """`i->(r i)`: each device repeats its operand as often as its part of the result has it."""
     names = letters(x.ndim)
-    pieces = [(*names[:axis], f"piece{i}", *names[axis + 1 :]) for i in range(len(sizes))]
-    rule = einsum(([names], [names]), (x,))
-    own = {f"piece{i}": size for i, size in enumerate(sizes)}
-    return Rule(
-        operands=rule.operands,
-        results=tuple(tuple((n,) for n in piece) for piece in pieces),
-        sizes={**rule.sizes, **own},
-        blocked=frozenset({names[axis], *own}),
-        passes=_ANY_PENDING,
-    )
+    times = {f"{n}times": r for n, r in zip(names, reps, strict=True)}
 
+    def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
+        return {**params, "reps": tuple(o // max(i, 1) for i, o in zip(ins[0], outs[0], strict=True))}
 
-def _sliced(x: Aval, result: Shape, passes: tuple[Pass, ...], local: Any = None) -> Rule:
-    """Dims that keep their size pass through, the others must be whole."""
-    names = letters(x.ndim)
-    out = [
-        n if size == x.shape[d] else f"{n}out"
-        for d, (n, size) in enumerate(zip(names, result, strict=True))
-    ]
-    sizes = {**dict(zip(names, x.shape, strict=True)), **dict(zip(out, result, strict=True))}
-    changed = {n for n, o in zip(names, out, strict=True) if n != o}
+    moved = {n for n, r in zip(names, reps, strict=True) if r > 1}
     return Rule(
         operands=(tuple((n,) for n in names),),
-        results=(tuple((n,) for n in out),),
-        sizes=sizes,
-        blocked=frozenset(changed | {f"{n}out" for n in changed}),
-        passes=passes,
+        results=(tuple((f"{n}times", n) if n in moved else (n,) for n in names),),
+        sizes={**dict(zip(names, x.shape, strict=True)), **times},
+        even=frozenset({*moved, *(f"{n}times" for n in moved)}),
+        passes=_ANY_PENDING,
         local=local,
     )
 
 
-@rule_for("slice")
-def slice_(
-    x: Aval, *, start_indices: Shape, limit_indices: Shape, strides: Shape | None = None, **_: Any
-) -> Rule:
-    """Dims that are taken whole pass through; one that is sliced must be whole."""
-    steps = strides or (1,) * x.ndim
-    result = tuple(
-        -(-(stop - start) // step)
-        for start, stop, step in zip(start_indices, limit_indices, steps, strict=True)
-    )
-
-    def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
-        limits = tuple(
-            ins[0][d] if result[d] == x.shape[d] else limit_indices[d] for d in range(x.ndim)
-        )
-        return {**params, "limit_indices": limits}
-
-    return _sliced(x, result, _ANY_PENDING, local)
-
-
-@rule_for("rev")
-def rev(x: Aval, *, dimensions: tuple[int, ...], **_: Any) -> Rule:
-    """`ij->ij`, with the reversed dims whole."""
-    names = letters(x.ndim)
-    blocked = [names[d] for d in dimensions]
-    return einsum(([names], [names]), (x,), blocked=blocked, passes=_ANY_PENDING)
-
-
-@rule_for("concatenate")
-def concatenate(*xs: Aval, dimension: int, **_: Any) -> Rule:
-    """`ij,ij->ij`, with the joined dim whole."""
+@rule_for("stack")
+def stack(*xs: Aval, axis: int, **_: Any) -> Rule:
+    """`i,i->ni`, with the new dim whole."""
     names = letters(xs[0].ndim)
-    own = [[*names] for _ in xs]
-    for i, mine in enumerate(own):
-        mine[dimension] = f"piece{i}"
-    sizes = dict(zip(names, xs[0].shape, strict=True))
-    sizes[names[dimension]] = sum(x.shape[dimension] for x in xs)
-    pieces = {f"piece{i}": x.shape[dimension] for i, x in enumerate(xs)}
-    return Rule(
-        operands=tuple(tuple((n,) for n in mine) for mine in own),
-        results=(tuple((n,) for n in names),),
-        sizes={**sizes, **pieces},
-        blocked=frozenset({names[dimension], *pieces}),
-        passes=(Pass(EVERY_KIND, tuple(range(len(xs)))),),
+    rule = einsum(([names] * len(xs), [[*names[:axis], "n", *names[axis:]]]), xs)
+    pending = (Pass(EVERY_KIND, tuple(range(len(xs)))),)
+    return replace(
+        rule, sizes={**rule.sizes, "n": len(xs)}, blocked=frozenset({"n"}), passes=pending
     )
 
 
-@rule_for("pad")
-def pad(x: Aval, value: Aval, *, padding_config: Any, **_: Any) -> Rule:
-    """Dims without padding pass through; a padded one must be whole."""
-    result = tuple(
-        lo + hi + size + max(0, size - 1) * inner
-        for size, (lo, hi, inner) in zip(x.shape, padding_config, strict=True)
+@rule_for("unstack")
+def unstack(x: Aval, *, axis: int, **_: Any) -> Rule:
+    """`ni->i,i`, with the dim that goes whole."""
+    names = letters(x.ndim)
+    kept = [n for d, n in enumerate(names) if d != axis]
+    count = x.shape[axis]
+    return einsum(
+        ([names], [kept] * count), (x,), reduce=None, blocked=[names[axis]], passes=_ANY_PENDING
     )
-    rule = _sliced(x, result, (Pass(EVERY_KIND, (0, 1)),))
-    padded = {n for n, cfg in zip(letters(x.ndim), padding_config, strict=True) if any(cfg)}
-    return Rule(
-        operands=(*rule.operands, ()),
-        results=rule.results,
-        sizes=rule.sizes,
-        blocked=rule.blocked | padded,
-        passes=rule.passes,
-    )
+
+
+@rule_for("empty2", "empty", "platform_index")
+def made(*, shape: Shape = (), **_: Any) -> Rule:
+    """`->`: scalars that are made of nothing."""
+    names = letters(len(shape))
+    return Rule((), (tuple((n,) for n in names),), dict(zip(names, shape, strict=True)), blocked=frozenset(names))

@@ -1,0 +1,79 @@
+"""Rules of sorting: sort along a dim that is whole, the k largest also along one that is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshpar.placements.reductions import identity
+from meshpar.placements.types import ReduceType
+from meshpar.rules.registry import rule_for
+from meshpar.rules.rows import without_padding
+from meshpar.rules.rule import Aval, Emission, Rule, einsum, letters
+
+
+@rule_for("sort")
+def sort(*xs: Aval, dimension: int, **_: Any) -> Rule:
+    """`ij,ij->ij,ij`, with the sorted dim whole."""
+    names = letters(xs[0].ndim)
+    both = [names] * len(xs)
+    return einsum((both, both), xs, blocked=[names[dimension]])
+
+
+@rule_for("top_k")
+def top_k(x: Aval, *, k: int, axis: int, **_: Any) -> Rule:
+    """`ij->ik,ik`: the k largest of each block, then the k largest of those.
+
+    k values and k indices per row and device travel, never the operand.
+    """
+    names = letters(x.ndim)
+    factor, out = names[axis], [*names]
+    out[axis] = "k"
+
+    def emit(at: Emission, block: jax.Array) -> Any:
+        if not at.is_cut(factor):
+            return at.bind(block)
+        lowest = identity(ReduceType.kRedMax, block.dtype)
+        block = without_padding(at, block, axis, factor, lowest)
+        values, indices = at.bind(block, k=min(k, block.shape[axis]))
+        valid = at.valid(factor).astype(indices.dtype)
+        missing = (indices >= valid).astype(jnp.int32)
+        indices = indices + at.start(factor).astype(indices.dtype)
+        joined = [_joined(at.all_gather(y, factor), axis) for y in (missing, values, indices)]
+        if at.size(factor) % block.shape[axis] or at.size(factor) != joined[0].shape[axis]:
+            # Padding may be equal to rows that are there, and must come after them.
+            joined = lax.sort(joined, dimension=axis, is_stable=True, num_keys=1)
+        _, values, indices = joined
+        values, best = at.bind(values, k=k)
+        return [values, jnp.take_along_axis(indices, best, axis=axis)]
+
+    return Rule(
+        operands=(tuple((n,) for n in names),),
+        results=(tuple((n,) for n in out),) * 2,
+        sizes={**dict(zip(names, x.shape, strict=True)), "k": k},
+        blocked=frozenset({"k"}),
+        emit=emit,
+    )
+
+
+def _joined(stacked: jax.Array, dim: int) -> jax.Array:
+    """What devices gave, stacked on a leading dim, one after the other along a dim."""
+    moved = jnp.moveaxis(stacked, 0, dim)
+    return moved.reshape(*moved.shape[:dim], -1, *moved.shape[dim + 2 :])
+
+
+@rule_for("approx_top_k")
+def approx_top_k(x: Aval, *, k: int, reduction_dimension: int, **_: Any) -> Rule:
+    """`ij->ik,ik`, with the searched dim whole: what is found depends on where it is split."""
+    names = letters(x.ndim)
+    out = [*names]
+    out[reduction_dimension] = "k"
+    return Rule(
+        operands=(tuple((n,) for n in names),),
+        results=(tuple((n,) for n in out),) * 2,
+        sizes={**dict(zip(names, x.shape, strict=True)), "k": k},
+        blocked=frozenset({"k", names[reduction_dimension]}),
+    )
