@@ -250,7 +250,11 @@ def _local_attrs(operation, attrs, templates, at, local, layouts, expected, outp
         else tuple(a for a, _ in blocks_of(layout, _global(x, layout, mesh), mesh.sizes, at))
         for x, layout in zip(local, layouts, strict=True)
     )
-    return operation.local(attributes, SimpleNamespace(inputs=shapes, outputs=made, starts=starts))
+    wholes = tuple(
+        () if x is None else _global(x, layout, mesh) for x, layout in zip(local, layouts, strict=True)
+    )
+    call = SimpleNamespace(wholes=wholes, inputs=shapes, outputs=made, starts=starts)
+    return operation.local(attributes, call)
 
 
 def _global(block, layout, mesh):

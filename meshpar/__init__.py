@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.compiler.check": "check",
         "meshpar.compiler.infer": "Inferred TensorSpec infer_backward infer_forward",
         "meshpar.compiler.jit": "jit",
         "meshpar.compiler.operations.registry": "Operation infer_reference",
@@ -25,12 +26,23 @@ _HOME = {
         "meshpar.placements.shard": "dtensor_from_fn shard_tensor show_placements",
         "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
         "meshpar.placements.values": "mesh_of placements_of",
+        "meshpar.training.batch": "ReplicatedBatchWarning",
+        "meshpar.training.checkpoint": "checkpoint_contents load_state_dict save_state_dict",
+        "meshpar.training.create": "create_sharded",
+        "meshpar.training.dataloader": "ShardDataloader shard_dataloader",
+        "meshpar.training.dist_model": "DistModel",
+        "meshpar.training.layers": "shard_by_rules shard_layer",
+        "meshpar.training.programs": "RecompileWarning",
+        "meshpar.training.stages": "ShardingStage1 ShardingStage2 ShardingStage3 shard_optimizer",
+        "meshpar.training.strategy": "Strategy",
+        "meshpar.training.to_static": "to_static",
     }.items()
     for name in names.split()
 }
 _MODULES = ("models",)
 
-__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # the names are strings
+# The names are strings, and the stub lists them.
+__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -122,6 +122,25 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
     return None
 
 
+def inlined_call(eqn: Any) -> tuple[Any, list[Any]] | None:
+    """The jaxpr that a call stands for once it is differentiated, and its operands, if it is one."""
+    params, name = eqn.params, eqn.primitive.name
+    if name == "custom_linear_solve":
+        lengths = params["const_lengths"]
+        first = lengths.matvec + lengths.vecmat
+        own = eqn.invars[first : first + lengths.solve]
+        return params["jaxprs"].solve, [*own, *eqn.invars[sum(lengths) :]]
+    if name in _INLINED:
+        bodies = sub_jaxprs(eqn)
+        return None if bodies is None else (bodies.bodies[0], list(eqn.invars))
+    return None
+
+
+_INLINED = frozenset(
+    {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_lin"}
+)
+
+
 def closed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """An open jaxpr and its constants, of a closed or an open one."""
     if hasattr(jaxpr, "consts"):
@@ -159,3 +178,55 @@ def bind_call(eqn: Any, body: Callable[..., list[Any]], operands: Sequence[Any])
         inner = _pe.convert_constvars_jaxpr(inner)
     params = {**eqn.params, "jaxpr": inner}
     return bind_at(eqn, *consts, *operands, **params)
+
+
+def eval_manual(eqn: Any, blocks: Sequence[Any]) -> list[Any]:
+    """Runs the body of a `shard_map` equation on local blocks, inside one over the same mesh.
+
+    The body may have been traced with replication checks, which have collectives of their own;
+    they are bound as the plain ones.
+    """
+    inner, consts = closed(eqn.params["jaxpr"])
+    return _eval_unchecked(inner, consts, blocks)
+
+
+def _eval_unchecked(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        name = eqn.primitive.name
+        bodies = sub_jaxprs(eqn)
+        if name in _UNCHECKED:
+            out = _UNCHECKED[name](eqn.params, operands)
+        elif bodies is not None and bodies.kind == "call" and name != "remat2":
+            body, captured = closed(bodies.bodies[0])
+            out = _eval_unchecked(body, captured, operands)
+        else:
+            out = bind_at(eqn, *operands)
+        env.update(zip(eqn.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+_UNCHECKED: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any]]] = {
+    "pvary": lambda params, xs: xs,
+    "pcast": lambda params, xs: xs,
+    "psum_invariant": lambda params, xs: [jax.lax.psum(x, params["axes"]) for x in xs],
+    "all_gather_invariant": lambda params, xs: [
+        jax.lax.all_gather(
+            x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]
+        )
+        for x in xs
+    ],
+}
+
+
+def is_backward(eqn: Any) -> bool:
+    """Whether an equation belongs to the backward pass of `jax.grad`."""
+    return any(
+        getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack
+    )

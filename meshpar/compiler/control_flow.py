@@ -27,9 +27,18 @@ class Pass(Protocol):
     def bring_all(self, refs: Sequence[Ref], layouts: Sequence[Layout]) -> tuple[Move, ...]: ...
 
 
-Propagate = Callable[
-    [Program, Sequence[Layout | None], Sequence[Layout | None], Decider], PlannedProgram
-]
+class Propagate(Protocol):
+    """`propagate`, which plans the bodies."""
+
+    def __call__(
+        self,
+        program: Program,
+        inputs: Sequence[Layout | None],
+        outputs: Sequence[Layout | None],
+        decider: Decider,
+        *,
+        leave_pending: bool = False,
+    ) -> PlannedProgram: ...
 
 
 def plan_control_flow(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:
@@ -46,7 +55,7 @@ def _there(at: Pass, ref: Ref) -> Layout:
 def _call(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:
     (body,) = node.bodies.bodies  # pyright: ignore[reportOptionalMemberAccess]
     operands = [at.layouts(ref)[0] for ref in node.ins]
-    free = propagate(body, operands, [None] * len(node.outs), at.decider)
+    free = propagate(body, operands, [None] * len(node.outs), at.decider, leave_pending=True)
     wanted = [
         wished(layout, at.wish(value), at.decider.sizes)
         for value, layout in zip(node.outs, free.outputs, strict=True)
@@ -72,7 +81,7 @@ def _carried(
     for turn in range(_TURNS + 1):
         inputs = [*before, *carry, *after]
         count = len(body.outputs)
-        out = propagate(body, inputs, [None] * count, at.decider)
+        out = propagate(body, inputs, [None] * count, at.decider, leave_pending=True)
         natural = out.outputs[offset : offset + len(carry)]
         if list(natural) == carry:
             return carry
@@ -107,7 +116,8 @@ def _scan(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:
     stacked = [Layout(_there(at, ref).dims[1:]) for ref in node.ins[xs_at:]]
     carry = _carried(at, body, start, (fixed, stacked), 0, propagate)
     wanted: list[Layout | None] = [*carry, *([None] * (len(node.outs) - carried))]
-    planned = propagate(body, [*fixed, *carry, *stacked], wanted, at.decider)
+    # What a turn leaves pending is reduced once, after the loop.
+    planned = propagate(body, [*fixed, *carry, *stacked], wanted, at.decider, leave_pending=True)
 
     def unstacked(layouts: Sequence[Layout]) -> list[Layout]:
         return [Layout(((), *layout.dims), layout.partial) for layout in layouts]

@@ -23,6 +23,8 @@ Sent = tuple[str, tuple[str, ...], int]
 
 _KINDS = {
     "psum": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "all_gather_invariant": "all_gather",
     "pmax": "all_reduce",
     "pmin": "all_reduce",
     "all_gather": "all_gather",
@@ -39,7 +41,14 @@ def emitted_collectives(planned: PlannedProgram, node: PlannedNode) -> list[Sent
       planned: the program that the operation is in.
       node: the operation.
     """
-    if node.rule is None or node.rule.emit is None or not any(node.axes.values()):
+    if node.why == "manual":
+        return _sent(node.node.params["jaxpr"], planned)
+    talks = (
+        bool(node.node.eqn.effects) and bool(node.node.outs)
+        if node.rule is None
+        else node.rule.emit is not None and any(node.axes.values())
+    )
+    if not talks or node.bodies:
         return []
     return list(_sent(_traced(planned, node), planned))
 

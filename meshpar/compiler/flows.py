@@ -8,8 +8,9 @@ and rows that agree on the values between them make a flow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from meshpar.compiler.emitted import emitted_primitives
 from meshpar.compiler.options import Cut, expand
@@ -71,13 +72,17 @@ class Flows:
         """Input and output layouts of one flow per mesh axis; `None` where they do not fit.
 
         Args:
-          chosen: mesh axis -> its flow; axes that are not in it do nothing.
+          chosen: mesh axis -> its flow; axes that are not in it do nothing. Where several axes come
+            to cut one dim, an earlier one is further outside.
           given: layouts of the inputs, whose nesting of axes is kept.
           sizes: the mesh's axes.
         """
         program = self.program
         there: dict[int, Layout] = {}
-        hints = dict(zip(program.inputs, given, strict=True))
+        hints = {
+            value: _hint(layout, {axis: flow.inputs[i] for axis, flow in chosen.items()})
+            for i, (value, layout) in enumerate(zip(program.inputs, given, strict=True))
+        }
 
         def layout_of(ref: Ref) -> Layout | None:
             if isinstance(ref, Constant) or ref in program.constants:
@@ -113,6 +118,15 @@ class Flows:
         outputs = [layout_of(ref) for ref in program.outputs]
         assert None not in outputs, "every output is an input or made by an operation"
         return inputs, tuple(layout for layout in outputs if layout is not None)
+
+
+def _hint(given: Layout, placements: Mapping[str, Placement | None]) -> Layout:
+    """How axes nest on an input: those that stay as they were, the new ones inside them."""
+    dims = [[a for a in axes if placements.get(a) == Shard(d)] for d, axes in enumerate(given.dims)]
+    for axis, placement in placements.items():
+        if isinstance(placement, Shard) and axis not in dims[placement.dim]:
+            dims[placement.dim].append(axis)
+    return Layout(tuple(tuple(axes) for axes in dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +249,28 @@ def _factor_row(program: Program, node: Node, rule: Rule, factor: str) -> _Row |
     return _Row(Cut(factor), tuple(operands), tuple(results), located)
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """An operation with a factor cut in two; equal for operations that a rule cannot tell apart."""
+
+    key: Hashable
+    factor: str
+    program: Program = field(compare=False)
+    node: Node = field(compare=False)
+    rule: Rule = field(compare=False)
+
+
 def _primitives(program: Program, node: Node, rule: Rule, factor: str) -> frozenset[str] | None:
     """What an operation's own program asks of the mesh when a factor is cut in two."""
-    expanded = expand(rule, {"axis": Cut(factor)}, [() for _ in node.ins], _PROBE)
+    key = id(node) if node.key is None else node.key
+    return _answered(_Question(key, factor, program, node, rule))
+
+
+@lru_cache(maxsize=8192)
+def _answered(question: _Question) -> frozenset[str] | None:
+    program, node, rule = question.program, question.node, question.rule
+    option = {"axis": Cut(question.factor)}
+    expanded = expand(rule, option, [() for _ in node.ins], _PROBE)
     if expanded is None:
         return None
     planned = PlannedNode(

@@ -11,16 +11,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshpar.compiler.flows import REPLICATE, Flow, Flows, flows_of
-from meshpar.compiler.operations.registry import Operation, infer_reference, named
+from meshpar.compiler.operations.registry import LocalCall, Operation, infer_reference, named
 from meshpar.compiler.program import program_of
 from meshpar.mesh import ProcessMesh, get_mesh
 from meshpar.placements.blocks import is_even, local_shape
@@ -98,8 +99,7 @@ def infer_forward(
     Follows the SPMD rules of Paddle 3.3.1 (`infer_forward`).
     """
     query = _Query.of(name, specs, mesh, attrs)
-    best = min(query.forward_candidates(), key=lambda c: c.key)
-    return query.answer(best)
+    return query.answer(query.first_that_runs(query.forward_candidates()))
 
 
 def infer_backward(
@@ -140,24 +140,29 @@ def infer_backward(
     if infer_reference(name).templates:
         specs = [*specs, _flat(list(outputs))]
     query = _Query.of(name, specs, mesh, attrs)
-    best = min(query.backward_candidates(_flat(list(outputs))), key=lambda c: c.key)
-    return query.answer(best)
+    return query.answer(query.first_that_runs(query.backward_candidates(_flat(list(outputs)))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
     """An operation for given shapes and attributes, as its flows."""
 
-    operation: Operation
     flows: Flows
+    averages: bool
+    call: _Call
     present: tuple[int, ...]  # the flat positions of the inputs that are there
     shapes: tuple[Shape, ...]  # of those
     outputs: tuple[Shape | None, ...]
+    dtypes: tuple[Any, ...]
+
+    @property
+    def operation(self) -> Operation:
+        return self.call.operation
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    key: tuple[float, ...]
+    key: tuple[Any, ...]  # compared with those of other candidates
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
 
@@ -182,11 +187,15 @@ class _Query:
         traced = _traced(name.removeprefix("pd_op."), shapes, json.dumps(dict(attrs)))
         flat = _flat(list(specs))
         given = tuple(flat[i].layout for i in traced.present)
+        if traced.operation.shape_only:
+            given = tuple(layout.without_partial() for layout in given)
         return _Query(traced, tuple(specs), given, dict(where.axis_sizes))
 
     def answer(self, best: _Candidate) -> Inferred:
         """A candidate in the form of the question."""
         found = dict(zip(self.traced.present, best.inputs, strict=True))
+        if self.traced.operation.shape_only:
+            found = {i: _still_pending(self.specs[i].layout, x) for i, x in found.items()}
         count = itertools.count()
         tensors = list(self.specs[: len(self.specs) - self.traced.operation.templates])
         inputs = _mapped(
@@ -196,6 +205,26 @@ class _Query:
         outputs = tuple(None if shape is None else next(made) for shape in self.traced.outputs)
         return Inferred(tuple(inputs), outputs, self.traced.outputs)
 
+    def first_that_runs(self, candidates: Iterable[_Candidate]) -> _Candidate:
+        """The best candidate on whose blocks the operation can be called, and gives blocks."""
+        for candidate in sorted(candidates, key=lambda c: c.key):
+            if self._runs(candidate):
+                return candidate
+        raise AssertionError("the operation runs on whole tensors")
+
+    def _runs(self, candidate: _Candidate) -> bool:
+        if not any(any(layout.dims) for layout in candidate.inputs):
+            return True
+        blocks, made = (
+            tuple(local_shape(s, layout, self.sizes) for s, layout in zip(shapes, layouts, strict=True))
+            for shapes, layouts in (
+                (self.traced.shapes, candidate.inputs),
+                (self._output_shapes, candidate.outputs),
+            )
+        )
+        key = (id(self.traced), blocks, made)
+        return _runs_on(_Blocks(key, self.traced, blocks, made))
+
     # --- forward ----------------------------------------------------------------------------------
 
     def forward_candidates(self) -> Iterator[_Candidate]:
@@ -204,7 +233,7 @@ class _Query:
         axes = [axis for axis in self.sizes if axis in used and self.sizes[axis] > 1]
         ways = [[flow for flow in self._flows() if self._suggested(axis, flow)] for axis in axes]
         for number, choice in enumerate(itertools.product(*ways)):
-            joined = self._joined(dict(zip(axes, choice, strict=True)))
+            joined = self._joined(dict(zip(axes, choice, strict=True)), self.given)
             if joined is None:
                 continue
             inputs, outputs = joined
@@ -218,8 +247,8 @@ class _Query:
             )
             blocks = self._elements(inputs, self.traced.shapes)
             made = self._elements(outputs, self._output_shapes)
-            changed = sum(src != dst for src, dst in zip(self.given, inputs, strict=True))
-            key = (round(moved + later, 3), blocks + made, changed, number)
+            changed = tuple(src != dst for src, dst in zip(self.given, inputs, strict=True))
+            key = (round(moved + later, 3), blocks + made, sum(changed), changed, number)
             yield _Candidate(key, inputs, outputs)
 
     def _suggested(self, axis: str, flow: Flow) -> bool:
@@ -251,10 +280,11 @@ class _Query:
             for spec, shape in zip(listed, shapes, strict=False)
         ]
         used = {axis for layout in wanted for axis in (*layout.shard_axes, *layout.partial_axes)}
-        axes = [axis for axis in self.sizes if axis in used and self.sizes[axis] > 1]
+        axes = _nested([a for a in self.sizes if a in used and self.sizes[a] > 1], wanted)
         ways = [[f for f in self._flows() if self._wanted(axis, f, wanted)] for axis in axes]
+        plain = [Layout.replicated(len(shape)) for shape in self.traced.shapes]
         for number, choice in enumerate(itertools.product(*ways)):
-            joined = self._joined(dict(zip(axes, choice, strict=True)))
+            joined = self._joined(dict(zip(axes, choice, strict=True)), plain)
             if joined is None:
                 continue
             inputs, made = joined
@@ -263,8 +293,9 @@ class _Query:
                 for src, dst, shape in zip(made, wanted, shapes, strict=False)
             )
             blocks = self._elements(inputs, self.traced.shapes)
+            pending = sum(len(layout.partial) for layout in inputs)
             far = sum(src != dst for src, dst in zip(made, wanted, strict=False))
-            yield _Candidate((round(moved, 3), blocks, far, number), inputs, made)
+            yield _Candidate((round(moved, 3), blocks, pending, far, number), inputs, made)
 
     def _wanted(self, axis: str, flow: Flow, wanted: Sequence[Layout]) -> bool:
         if flow.is_replicated:
@@ -294,16 +325,16 @@ class _Query:
 
     def _renamed(self, flow: Flow) -> Flow:
         """Of an operation that divides by the number of its elements, sums are averages."""
-        if not _averages(self.traced.operation, flow):
+        if not _averages(self.traced, flow):
             return flow
         outputs = tuple(Partial(AVG) if p == Partial(SUM) else p for p in flow.outputs)
         return Flow(flow.inputs, outputs, flow.cuts, flow.located)
 
     def _joined(
-        self, chosen: Mapping[str, Flow]
+        self, chosen: Mapping[str, Flow], given: Sequence[Layout]
     ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]] | None:
-        joined = self.traced.flows.joined(chosen, self.given, self.sizes)
-        averaged = [a for a, flow in chosen.items() if _averages(self.traced.operation, flow)]
+        joined = self.traced.flows.joined(chosen, given, self.sizes)
+        averaged = [a for a, flow in chosen.items() if _averages(self.traced, flow)]
         if joined is None or not averaged:
             return joined
         inputs, outputs = joined
@@ -318,10 +349,16 @@ class _Query:
         )
 
 
-def _averages(operation: Operation, flow: Flow) -> bool:
+def _still_pending(given: Layout, answered: Layout) -> Layout:
+    """An answer with the reductions that were pending, over axes that it does not use."""
+    kept = tuple(p for p in given.partial if p[0] not in answered.shard_axes)
+    return Layout(answered.dims, kept)
+
+
+def _averages(traced: _Traced, flow: Flow) -> bool:
     """Whether sums that are pending in a flow come from elements being counted block by block."""
     pending_before = any(isinstance(p, Partial) for p in flow.inputs)
-    return operation.mean and not pending_before and Partial(SUM) in flow.outputs
+    return traced.averages and not pending_before and Partial(SUM) in flow.outputs
 
 
 def _averaged(layout: Layout, axes: Sequence[str]) -> Layout:
@@ -331,17 +368,63 @@ def _averaged(layout: Layout, axes: Sequence[str]) -> Layout:
     return Layout(layout.dims, pending)
 
 
+def _nested(axes: list[str], layouts: Sequence[Layout]) -> list[str]:
+    """Axes in an order in which those on one dim of a layout come from the outside in."""
+    for layout in layouts:
+        for on in layout.dims:
+            places = iter(sorted(axes.index(a) for a in on if a in axes))
+            for axis, place in zip([a for a in on if a in axes], list(places), strict=True):
+                axes = [*axes[:place], axis, *axes[place + 1 :]]
+    return axes
+
+
 def placement_on(layout: Layout, axis: str) -> Placement:
     """The placement of a layout on one axis."""
     dim, kind = layout.dim_of(axis), layout.kind_of(axis)
     return Shard(dim) if dim is not None else Partial(kind) if kind is not None else Replicate()
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operation with its attributes, as a function of the tensors that are there.
+
+    Args:
+      operation: the operation.
+      arguments: for each argument the number of its tensor, or a list of such; `None` if absent.
+      templates: the shapes of the results, if the operation takes them.
+      attrs: its attributes.
+    """
+
+    operation: Operation
+    arguments: list[Nested]
+    templates: list[list[Shape]]
+    attrs: dict[str, Any]
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array | None]:
+        picked = _mapped(lambda i: None if i is None else xs[i], self.arguments)
+        out = self.operation.form(*picked, *self.templates, **self.attrs)
+        leaves = _flat(out if isinstance(out, (list, tuple)) else [out])
+        # A result that is an argument is an operation too: it may be had in any placement.
+        return [jnp.copy(x) if any(x is y for y in xs) else x for x in leaves]
+
+    def traced(self, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, list[Shape | None]]:
+        """The jaxpr of the results that are there, and the shapes of all."""
+        found: list[Shape | None] = []
+
+        def present(*xs: jax.Array) -> list[jax.Array]:
+            out = self(*xs)
+            found.extend(None if x is None else tuple(x.shape) for x in out)
+            return [x for x in out if x is not None]
+
+        with jax.numpy_rank_promotion("allow"):
+            jaxpr = jax.make_jaxpr(present)(*avals)
+        return jaxpr, found
+
+
 @lru_cache(maxsize=4096)
 def _traced(name: str, shapes: str, attrs: str) -> _Traced:
     """An operation traced for shapes and attributes, both as JSON."""
     operation = infer_reference(name)
-    kinds = {"f": np.float32, "i": np.int32, "b": np.bool_}
     arguments: list[Nested] = []
     present: list[int] = []
     avals: list[jax.ShapeDtypeStruct] = []
@@ -349,7 +432,7 @@ def _traced(name: str, shapes: str, attrs: str) -> _Traced:
     trees = _shape_tree(json.loads(shapes))
     templates = trees[-1:] if operation.templates else []
     for position, argument in enumerate(trees[: len(trees) - len(templates)]):
-        dtype = kinds[operation.kind(position)]
+        dtype = _KINDS[operation.kind(position)]
 
         def place(shape: Shape, position: int = position, dtype: Any = dtype) -> int | None:
             number = next(count)
@@ -360,19 +443,21 @@ def _traced(name: str, shapes: str, attrs: str) -> _Traced:
             return len(avals) - 1
 
         arguments.append(_mapped(place, argument))
+    call = _Call(operation, arguments, templates, named(json.loads(attrs)))
+    jaxpr, outputs = call.traced(avals)
+    averages = operation.mean is not None and operation.mean(call.attrs)
+    return _Traced(
+        flows_of(program_of(jaxpr)),
+        averages,
+        call,
+        tuple(present),
+        tuple(tuple(aval.shape) for aval in avals),
+        tuple(outputs),
+        tuple(aval.dtype for aval in avals),
+    )
 
-    def call(*xs: jax.Array) -> Any:
-        picked = _mapped(lambda i: None if i is None else xs[i], arguments)
-        out = operation.form(*picked, *templates, **named(json.loads(attrs)))
-        found.extend(x for x in _flat(out if isinstance(out, (list, tuple)) else [out]))
-        return [x for x in found if x is not None]
 
-    found: list[Any] = []
-    with jax.numpy_rank_promotion("allow"):
-        jaxpr = jax.make_jaxpr(call)(*avals)
-    outputs = tuple(None if x is None else tuple(x.shape) for x in found)
-    flows = flows_of(program_of(jaxpr))
-    return _Traced(operation, flows, tuple(present), tuple(tuple(a.shape) for a in avals), outputs)
+_KINDS: dict[str, Any] = {"f": np.float32, "i": np.int32, "b": np.bool_}
 
 
 def _shape_tree(tree: list[Any]) -> list[Nested]:
@@ -391,6 +476,43 @@ def _mapped(fn: Any, tree: Nested) -> Nested:
 
 def _flat(tree: Nested) -> list[Any]:
     return [y for x in tree for y in _flat(x)] if isinstance(tree, (list, tuple)) else [tree]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """An operation on blocks of given shapes."""
+
+    key: Hashable
+    traced: _Traced = field(compare=False)
+    inputs: tuple[Shape, ...] = field(compare=False)
+    outputs: tuple[Shape, ...] = field(compare=False)
+
+
+@lru_cache(maxsize=65536)
+def _runs_on(blocks: _Blocks) -> bool:
+    """Whether the operation takes blocks of these shapes, and gives such."""
+    traced, operation = blocks.traced, blocks.traced.operation
+    attrs = traced.call.attrs
+    if operation.local is not None:
+        starts = tuple((0,) * len(shape) for shape in blocks.inputs)
+        positions = dict(zip(traced.present, range(len(traced.present)), strict=True))
+        wide = [positions.get(i) for i in range(max(traced.present, default=-1) + 1)]
+        listed = [
+            tuple(() if i is None else shapes[i] for i in wide)
+            for shapes in (traced.shapes, blocks.inputs, starts)
+        ]
+        attrs = operation.local(attrs, LocalCall(listed[0], listed[1], blocks.outputs, listed[2]))
+    templates = [list(blocks.outputs)] if traced.call.templates else []
+    call = _Call(operation, traced.call.arguments, templates, attrs)
+    avals = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(blocks.inputs, traced.dtypes, strict=True)
+    ]
+    try:
+        _, shapes = call.traced(avals)
+    except (TypeError, ValueError, IndexError, ZeroDivisionError):
+        return False
+    return tuple(shape for shape in shapes if shape is not None) == blocks.outputs
 
 
 @lru_cache(maxsize=65536)

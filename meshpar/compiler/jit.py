@@ -151,6 +151,10 @@ class Jitted:
         """The lowered program for these arguments, as `jax.jit(...).lower` gives it."""
         return self._lowering(self._taken_apart(args, kwargs)).lowered()
 
+    def lowering(self, *args: Any, **kwargs: Any) -> Lowering:
+        """The program for these arguments, from storage arrays to storage arrays."""
+        return self._lowering(self._taken_apart(args, kwargs))
+
     def compiled_count(self) -> int:
         """How many programs were made so far, one per kind of arguments."""
         return len(self._lowerings)

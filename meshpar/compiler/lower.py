@@ -24,7 +24,7 @@ from meshpar.placements.shard import place
 from meshpar.placements.storage import from_storage, to_storage
 from meshpar.placements.values import placed, wrap
 
-__all__ = ["Lowering", "lower_program"]
+__all__ = ["Lowering", "lower_program", "plan_function", "shard_mapped"]
 
 Struct = jax.ShapeDtypeStruct
 Layouts = Sequence[Layout | None]
@@ -151,18 +151,38 @@ def lower_program(
         given = zip(leaves, there, asked, strict=True)
         return fn(*(x if not (a and t) or a == t else annotate(x, mesh, a) for x, t, a in given))
 
-    jaxpr, shapes = jax.make_jaxpr(annotated, return_shape=True)(*structs)
-    flat, tree = jax.tree.flatten(shapes)
-    wanted = asked_outputs(shapes, [len(s.shape) for s in flat])
     known = [t or a for t, a in zip(there, asked, strict=True)]
     if partitioner == "xla":
+        shapes = jax.eval_shape(annotated, *structs)
+        flat, tree = jax.tree.flatten(shapes)
+        wanted = asked_outputs(shapes, [len(s.shape) for s in flat])
         return _by_xla(annotated, structs, known, flat, tree, wanted, mesh, donated)
-    model = _model_of(mesh)
-    planned = propagate(program_of(jaxpr), known, wanted, Decider(mesh.axis_sizes, model))
-    plan = Plan(planned, mesh, tuple(names), model)
-    program = _shard_mapped(planned, mesh, donated)
+    plan, flat, tree = plan_function(annotated, structs, known, asked_outputs, names, mesh)
+    planned = plan.planned
+    program = jax.jit(shard_mapped(planned, mesh), donate_argnums=donated)
     outputs = [(tuple(s.shape), o) for s, o in zip(flat, planned.outputs, strict=True)]
     return Lowering(program, structs, planned.inputs, outputs, tree, mesh, plan)
+
+
+def plan_function(
+    fn: Callable[..., Any],
+    structs: Sequence[Struct],
+    known: Layouts,
+    asked_outputs: Callable[[Any, list[int]], Layouts],
+    names: Sequence[str],
+    mesh: ProcessMesh,
+) -> tuple[Plan, list[Struct], Any]:
+    """Traces and plans a function; arguments as of `lower_program`.
+
+    Returns:
+      The plan, the structs of the results, and how these are put together.
+    """
+    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*structs)
+    flat, tree = jax.tree.flatten(shapes)
+    wanted = asked_outputs(shapes, [len(s.shape) for s in flat])
+    model = _model_of(mesh)
+    planned = propagate(program_of(jaxpr), known, wanted, Decider(mesh.axis_sizes, model))
+    return Plan(planned, mesh, tuple(names), model), flat, tree
 
 
 def _model_of(mesh: ProcessMesh) -> DeviceModel:
@@ -172,9 +192,8 @@ def _model_of(mesh: ProcessMesh) -> DeviceModel:
         return DeviceModel()
 
 
-def _shard_mapped(
-    planned: PlannedProgram, mesh: ProcessMesh, donated: tuple[int, ...]
-) -> Callable[..., Any]:
+def shard_mapped(planned: PlannedProgram, mesh: ProcessMesh) -> Callable[..., list[jax.Array]]:
+    """The function from storages to storages; on an abstract mesh it can only be lowered."""
     sizes = mesh.axis_sizes
 
     def local(*stored: jax.Array) -> list[jax.Array]:
@@ -188,14 +207,13 @@ def _shard_mapped(
         jax_mesh = mesh.jax_mesh
     except MeshError:  # planning for devices that are not there
         jax_mesh = mesh.abstract_mesh
-    mapped = jax.shard_map(
+    return jax.shard_map(
         local,
         mesh=jax_mesh,
         in_specs=tuple(storage_spec(layout, sizes) for layout in planned.inputs),
         out_specs=[storage_spec(layout, sizes) for layout in planned.outputs],
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=donated)
 
 
 def _by_xla(

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from meshpar._jax import bind_at, bind_call
+from meshpar._jax import bind_at, bind_call, eval_manual
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Ref
 from meshpar.placements.apply_steps import apply_steps
@@ -93,8 +94,12 @@ def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequ
         return _run_control_flow(node, ins)
     if node.why == "annotation":
         return ins
+    if node.why == "manual":
+        return eval_manual(node.node.eqn, ins)
     rule = node.rule
     if rule is None:
+        if node.node.eqn.effects:
+            return _run_once(planned, node, ins)
         return bind_at(node.node.eqn, *ins)
     emission = _Emission(planned, node, rule)
     ins = [emission.masked(i, block) for i, block in enumerate(ins)]
@@ -102,6 +107,19 @@ def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequ
         out = rule.emit(emission, *ins)
         return out if isinstance(out, (list, tuple)) else [out]
     return emission.bind(*ins)
+
+
+def _run_once(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:
+    """An effect happens on the first device only, as on one device; the others get its results."""
+    axes = tuple(planned.sizes)
+    avals = [planned.program.avals[value] for value in node.node.outs]
+    first = sum(lax.axis_index(axis) for axis in axes) == 0
+    out = lax.cond(
+        first,
+        lambda: bind_at(node.node.eqn, *ins),
+        lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in avals],
+    )
+    return [lax.psum(x, axes) if x.dtype != jnp.bool_ else lax.pmax(x, axes) for x in out]
 
 
 class _Emission:
@@ -180,7 +198,12 @@ class _Emission:
         return lax.axis_index(self._node.axes[factor])
 
     def permute(self, x: jax.Array, factor: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        return lax.ppermute(x, self._node.axes[factor], pairs)
+        axes = self._node.axes[factor]
+        # lax.ppermute counts devices in the order of the mesh, whatever the order of its axes.
+        in_mesh_order = tuple(axis for axis in self._sizes if axis in axes)
+        places = np.arange(shards_on(axes, self._sizes)).reshape([self._sizes[a] for a in axes])
+        order = np.argsort(places.transpose([axes.index(a) for a in in_mesh_order]).ravel())
+        return lax.ppermute(x, in_mesh_order, [(int(order[s]), int(order[r])) for s, r in pairs])
 
     def masked(self, position: int, block: Any) -> Any:
         """The operand with the padding of dims that are reduced set to the reduction's identity."""

@@ -20,11 +20,13 @@ class Move:
       value: its number.
       src: the layout taken.
       dst: the layout made, which is there from now on.
+      again: whether it was there before and was let go meanwhile.
     """
 
     value: int
     src: Layout
     dst: Layout
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

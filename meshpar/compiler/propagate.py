@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from meshpar._jax import is_backward
+from meshpar.compiler.annotations import annotated_layout, manual_layouts
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider, WishKey
 from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
-from meshpar.placements.annotate import mp_layout_p
 from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
 
@@ -31,6 +32,8 @@ def propagate(
     inputs: Sequence[Layout | None],
     outputs: Sequence[Layout | None],
     decider: Decider,
+    *,
+    leave_pending: bool = False,
 ) -> PlannedProgram:
     """Plans a program.
 
@@ -39,12 +42,13 @@ def propagate(
       inputs: the layout of each argument; `None` lets the plan choose.
       outputs: the layout that each output must have; `None` lets the plan choose.
       decider: makes the choice for single operations; bodies of control flow share it.
+      leave_pending: whether outputs of a layout that the plan chooses may be pending.
 
     Returns:
       The program with a layout for every value and every reshard.
     """
     with collector_paused():
-        return _propagate(program, inputs, outputs, decider)
+        return _propagate(program, inputs, outputs, decider, leave_pending)
 
 
 def _propagate(
@@ -52,19 +56,20 @@ def _propagate(
     inputs: Sequence[Layout | None],
     outputs: Sequence[Layout | None],
     decider: Decider,
+    leave_pending: bool,
 ) -> PlannedProgram:
     wanted = [_full_wish(layout, decider.sizes) if layout else {} for layout in outputs]
     given = [
         layout or Layout.replicated(program.aval(i).ndim)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    estimate = _Forward(program, decider, {}).run(given, [None] * len(outputs))
+    estimate = _Forward(program, decider, {}, True).run(given, [None] * len(outputs))
     wishes = _wishes(program, estimate, wanted, decider.sizes)
     chosen = [
         layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    return _Forward(program, decider, wishes).run(chosen, outputs)
+    return _Forward(program, decider, wishes, leave_pending).run(chosen, outputs)
 
 
 @contextmanager
@@ -82,10 +87,20 @@ def collector_paused() -> Iterator[None]:
 class _Forward:
     """One forward pass: decides operation by operation."""
 
-    def __init__(self, program: Program, decider: Decider, wishes: Mapping[int, WishKey]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        decider: Decider,
+        wishes: Mapping[int, WishKey],
+        leave_pending: bool,
+    ) -> None:
         self.program, self.decider, self.wishes = program, decider, wishes
+        self.leave_pending = leave_pending
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
+        self.arguments = frozenset(program.inputs)
+        self.gathered: set[tuple[int, Layout]] = set()  # arguments that the forward pass gathered
+        self.backward = False
         self.uses: Counter[int] = Counter()
         for node in program.nodes:
             self.uses.update({ref for ref in node.ins if not isinstance(ref, Constant)})
@@ -115,30 +130,48 @@ class _Forward:
         return dict(self.wishes.get(value, ()))
 
     def _settled(self, ref: Ref) -> Layout:
-        """The layout of an output that may have any: nothing stays pending."""
-        return self.layouts(ref)[0].without_partial()
+        """The layout of an output that may have any."""
+        there = self.layouts(ref)[0]
+        return there if self.leave_pending else there.without_partial()
 
     def _brought(self, ref: Ref, layout: Layout) -> Layout:
         """Makes an operand be there in a layout, by the cheapest move."""
         if isinstance(ref, Constant):
             return layout
         there = self.there[ref]
-        if layout not in there:
+        again = layout in there and (ref, layout) in self.gathered and self.backward
+        if layout not in there or again:
+            there = tuple(t for t in there if t != layout)
             aval = self.program.aval(ref)
             seconds = [self.decider.reshard_seconds(src, layout, aval) for src in there]
             src = there[seconds.index(min(seconds))]
-            self.moves.append(Move(ref, src, layout))
+            self.moves.append(Move(ref, src, layout, again))
+            self._remember_gather(ref, src, layout)
             # Once reduced, a value is taken reduced: else its consumers reduce it again.
             kept = [t for t in there if set(t.partial) <= set(layout.partial)]
             self.there[ref] = (*kept, layout)
         return layout
 
+    def _remember_gather(self, ref: int, src: Layout, layout: Layout) -> None:
+        """An argument that the forward pass gathers is gathered again in the backward pass.
+
+        So it is whole only where it is used, and what lies between the two uses has the memory.
+        """
+        self.gathered.discard((ref, layout))
+        fewer = len(layout.shard_axes) < len(src.shard_axes)
+        if fewer and not self.backward and ref in self.arguments:
+            self.gathered.add((ref, layout))
+
     def _planned(self, node: Node) -> PlannedNode:
         self.moves = []
+        self.backward = is_backward(node.eqn)
         if node.bodies is not None:
             planned = plan_control_flow(self, node, propagate)
-        elif node.primitive is mp_layout_p:
-            planned = self._annotated(node)
+        elif (layout := annotated_layout(node, self.decider.sizes)) is not None:
+            moves = self.bring_all(node.ins, (layout,))
+            planned = PlannedNode(node, None, moves, (layout,), (layout,), why="annotation")
+        elif node.name == "shard_map":
+            planned = self._manual(node)
         else:
             planned = self._by_rule(node)
         for value, layout in zip(node.outs, planned.results, strict=True):
@@ -152,10 +185,13 @@ class _Forward:
             self._brought(ref, layout)
         return tuple(self.moves)
 
-    def _annotated(self, node: Node) -> PlannedNode:
-        layout: Layout = node.params["layout"]
-        moves = self.bring_all(node.ins, (layout,))
-        return PlannedNode(node, None, moves, (layout,), (layout,), why="annotation")
+    def _manual(self, node: Node) -> PlannedNode:
+        """A region that the user wrote for one device: between reshards to its specs."""
+        avals = [self.program.aval(ref) for ref in node.ins]
+        outs = [self.program.avals[value] for value in node.outs]
+        operands, results = manual_layouts(node, avals, outs, self.decider.sizes)
+        moves = self.bring_all(node.ins, operands)
+        return PlannedNode(node, None, moves, operands, results, why="manual")
 
     def _by_rule(self, node: Node) -> PlannedNode:
         avals = [self.program.aval(ref) for ref in node.ins]
@@ -215,8 +251,8 @@ def _wishes(
     for planned in reversed(estimate.nodes):
         node = planned.node
         if planned.rule is None:
-            for ref, layout in zip(node.ins, planned.operands, strict=True):
-                if node.primitive is mp_layout_p:
+            if planned.why in ("annotation", "manual"):
+                for ref, layout in zip(node.ins, planned.operands, strict=True):
                     add(ref, _full_wish(layout, sizes))
             continue
         asked = [wishes.get(value, {}) for value in node.outs]

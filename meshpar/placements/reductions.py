@@ -36,7 +36,8 @@ EMBEDDED = frozenset({SUM, MAX, MIN, PROD, ANY, ALL})
 """The reductions with an identity, so that one device may hold a part and the others nothing."""
 
 # for the kinds that XLA cannot scatter, and products, which it cannot reduce across devices at all
-_LOCAL = {MAX: jnp.max, MIN: jnp.min, ANY: jnp.any, ALL: jnp.all}
+_ORDER = {MAX: jnp.max, MIN: jnp.min, ANY: jnp.any, ALL: jnp.all}
+_ARITHMETIC = {SUM: jnp.sum, AVG: jnp.mean, PROD: jnp.prod}  # these may widen the dtype
 
 # Gathering these ends the process on CPU; the last holds no zero and no negative number.
 _NO_COLLECTIVES = {"int2", "uint2"}
@@ -137,6 +138,6 @@ def _extreme(dtype: np.dtype, *, lowest: bool) -> np.ndarray:
 
 def reduce_stacked(kind: ReduceType, stacked: jax.Array, dim: int) -> jax.Array:
     """Reduces the contributions that are stacked along one dim; the dtype stays."""
-    if kind is PROD:
-        return jnp.prod(stacked, axis=dim, dtype=stacked.dtype)
-    return _LOCAL[kind](stacked, axis=dim)
+    if kind in _ARITHMETIC:
+        return _ARITHMETIC[kind](stacked, axis=dim, dtype=stacked.dtype)
+    return _ORDER[kind](stacked, axis=dim)

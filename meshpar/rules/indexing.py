@@ -125,10 +125,19 @@ def gather(
         sizes=sizes,
         reduce=reduced,
         blocked=frozenset(set(sizes) - free),
-        passes=(Pass(EVERY_KIND, (0,)),) if mode != GatherScatterMode.FILL_OR_DROP else (),
+        passes=(Pass(_through(mode, fill_value, operand.dtype), (0,)),),
         local=local,
         emit=emit,
     )
+
+
+def _through(mode: Any, fill_value: Any, dtype: Any) -> frozenset[ReduceType]:
+    """The reductions that may be pending: those that leave what stands for missing rows as it is."""
+    if mode != GatherScatterMode.FILL_OR_DROP:
+        return EVERY_KIND
+    if jnp.issubdtype(dtype, jnp.inexact) and (fill_value is None or np.isnan(fill_value)):
+        return EVERY_KIND
+    return SUM_LIKE if fill_value == 0 else frozenset()
 
 
 def _limits(sizes: Sequence[int], where: jax.Array) -> jax.Array:
@@ -260,7 +269,7 @@ def dynamic_slice(x: Aval, *starts: Aval, slice_sizes: Shape, **_: Any) -> Rule:
     out = [n if keep else f"{n}out" for n, keep in zip(names, whole, strict=True)]
     # Reducing a longer slice would send more than gathering the dim.
     short = [
-        d for d, n in enumerate(slice_sizes) if not whole[d] and kind and 2 * n <= x.shape[d]
+        d for d, n in enumerate(slice_sizes) if not whole[d] and kind is not None and 2 * n <= x.shape[d]
     ]
 
     def emit(at: Emission, block: jax.Array, *where: jax.Array) -> Any:

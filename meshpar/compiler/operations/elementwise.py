@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshpar.compiler.operations.registry import OPERATIONS, Operation, operation
+from meshpar.compiler.operations.registry import (
+    OPERATIONS,
+    Attrs,
+    LocalCall,
+    Operation,
+    operation,
+)
 
 Array = jax.Array
 
@@ -131,7 +137,7 @@ def cast(x: Array, dtype: str = "float32") -> Array:
     return jnp.copy(x)
 
 
-@operation("full_like")
+@operation("full_like", shape_only=True)
 def full_like(x: Array, value: float = 0.0) -> Array:
     """A constant of the shape, and where, `x` is."""
     return filled_like(x, value)
@@ -207,15 +213,17 @@ def swiglu(x: Array, y: Array | None = None) -> Array:
     return jax.nn.silu(x) * y
 
 
-@operation("label_smooth", optional=frozenset({1}))
-def label_smooth(label: Array, prior: Array | None = None, epsilon: float = 0.1) -> Array:
-    """Labels mixed with a prior distribution; with an even one over the classes if absent.
+def _all_classes(attrs: Attrs, call: LocalCall) -> Attrs:
+    return {**attrs, "classes": call.wholes[0][-1]}
 
-    The last dim is flattened to a sum of itself, so that the number of classes is that of `label`.
-    """
+
+@operation("label_smooth", optional=frozenset({1}), local=_all_classes)
+def label_smooth(
+    label: Array, prior: Array | None = None, epsilon: float = 0.1, classes: int | None = None
+) -> Array:
+    """Labels mixed with a prior distribution; with an even one over the classes if absent."""
     if prior is None:
-        classes = jnp.sum(filled_like(label, 1.0), axis=-1, keepdims=True)
-        return (1 - epsilon) * label + epsilon / classes
+        return (1 - epsilon) * label + epsilon / (classes or label.shape[-1])
     return (1 - epsilon) * label + epsilon * jnp.broadcast_to(*ranked_to(prior, label))
 
 

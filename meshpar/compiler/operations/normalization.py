@@ -160,6 +160,13 @@ def c_softmax_with_multi_label_cross_entropy(
     return jax.nn.softmax(logits, axis=-1), total
 
 
+def _repeated(x: Array, groups: int) -> Array:
+    """Each head `groups` times."""
+    batch, seq, heads, features = x.shape
+    wide = jnp.broadcast_to(x[:, :, :, None], (batch, seq, heads, groups, features))
+    return wide.reshape(batch, seq, heads * groups, features)
+
+
 @operation("flash_attention", optional=frozenset({3, 4}))
 def flash_attention(
     q: Array,
@@ -175,11 +182,7 @@ def flash_attention(
     """Attention of `[batch, seq, heads, head_dim]`; its weights, and their log-sum-exp."""
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
-        shape = (*k.shape[:3], groups, k.shape[3])
-        k, v = (
-            jnp.broadcast_to(x[:, :, :, None], shape).reshape(*q.shape[:0], *shape[:2], -1, shape[4])
-            for x in (k, v)
-        )
+        k, v = (_repeated(x, groups) for x in (k, v))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores + jnp.broadcast_to(mask, scores.shape)
@@ -210,7 +213,7 @@ def _turned(x: Array, sin: Array, cos: Array, neox: bool) -> Array:
     "fused_rotary_position_embedding",
     kinds="fffffi",
     optional=frozenset({1, 2, 3, 4, 5}),
-    bound=lambda shapes, attrs: shapes[3][1 - bool(attrs.get("time_major"))],
+    bound=lambda shapes, attrs: shapes[3][1],
 )
 def fused_rotary_position_embedding(
     q: Array,
@@ -225,14 +228,16 @@ def fused_rotary_position_embedding(
 ) -> tuple[Array | None, ...]:
     """Pairs of features turned by an angle that grows with the position."""
     if sin is None or cos is None:
-        shape = (*q.shape[:2], 1, q.shape[3])
-        place = lax.broadcasted_iota(jnp.float32, shape, 0 if time_major else 1)
+        shape = (1, q.shape[0 if time_major else 1], 1, q.shape[3])
+        place = lax.broadcasted_iota(jnp.float32, shape, 1)
         feature = lax.broadcasted_iota(jnp.float32, shape, 3)
         angle = place * rotary_emb_base ** (-2 * jnp.floor(feature / 2) / q.shape[-1])
         sin, cos = jnp.sin(angle), jnp.cos(angle)
     elif position_ids is not None:
-        tables = [x.reshape(x.shape[-3 if x.ndim == 4 else 0], x.shape[-1]) for x in (sin, cos)]
+        tables = [x.reshape(-1, x.shape[-1]) for x in (sin, cos)]
         sin, cos = (jnp.take(x, position_ids, axis=0, mode="clip")[:, :, None] for x in tables)
+    if time_major:
+        sin, cos = jnp.swapaxes(sin, 0, 1), jnp.swapaxes(cos, 0, 1)
     return tuple(
         None
         if x is None

@@ -49,8 +49,8 @@ _REDUCTIONS: dict[str, tuple[Callable[..., Array], str]] = {
 }
 for _name, (_reduce, _kind) in _REDUCTIONS.items():
     OPERATIONS[_name] = Operation(_reduction(_reduce), kinds=_kind)
-OPERATIONS["mean"] = Operation(_reduction(jnp.mean), mean=True)
-OPERATIONS["mean_all"] = Operation(_reduction(jnp.mean), mean=True)
+for _name in ("mean", "mean_all"):
+    OPERATIONS[_name] = Operation(_reduction(jnp.mean), mean=lambda attrs: True)
 
 @operation("squared_l2_norm")
 def squared_l2_norm(
@@ -65,7 +65,7 @@ def squared_l2_norm(
 _BASE = (jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.mean)
 
 
-@operation("reduce_base", mean=True)
+@operation("reduce_base", mean=lambda attrs: attrs.get("reduce_type") == 4)
 def reduce_base(
     x: Array, axis: Sequence[int] = (), keep_dim: bool = False, reduce_type: int = 0
 ) -> Array:
@@ -97,7 +97,7 @@ def p_norm(
     return (total + epsilon) ** (1 / porder)
 
 
-@operation("numel")
+@operation("numel", shape_only=True)
 def numel(x: Array) -> Array:
     """The number of elements: each device counts its own."""
     return jnp.sum(filled_like(x, 1, jnp.int32))

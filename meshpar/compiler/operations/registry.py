@@ -17,11 +17,13 @@ class LocalCall:
     """One device's call, as far as attributes depend on it.
 
     Args:
+      wholes: the global shape of each input.
       inputs: the shape of each block that it is given.
       outputs: the shape of each block that it makes.
       starts: for each input the global index at which its block begins.
     """
 
+    wholes: tuple[Shape, ...]
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     starts: tuple[Shape, ...]
@@ -44,8 +46,9 @@ class Operation:
       bound: indices are below it.
       local: the attributes of one device's call, where they are not those of the whole.
       located: whether the operation runs right on blocks once it knows where they begin.
-      mean: whether it divides by the number of elements that it is given, so that what is pending
-        is an average of the devices' results.
+      mean: whether it divides by the number of elements that it is given, which may depend on the
+        attributes: then what is pending is an average of the devices' results.
+      shape_only: whether it reads no values of its first argument, which may stay pending.
       templates: whether the last argument only gives the shapes of the results.
     """
 
@@ -55,7 +58,8 @@ class Operation:
     bound: Bound | None = None
     local: Local | None = None
     located: bool = False
-    mean: bool = False
+    mean: Callable[[Attrs], bool] | None = None
+    shape_only: bool = False
     templates: bool = False
 
     def kind(self, position: int) -> str:

@@ -161,8 +161,19 @@ def strided_slice(
     ends: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Array:
-    """Every so many rows of some dims."""
-    return _cut(x, axes, [slice(*e) for e in zip(starts, ends, strides, strict=True)])
+    """Every so many rows of some dims.
+
+    Where whole groups of rows give one each, it is written so that groups may lie apart.
+    """
+    for axis, *edge in zip(axes, starts, ends, strides, strict=True):
+        axis = axis % x.ndim
+        start, stop, step = slice(*edge).indices(x.shape[axis])
+        if step > 1 and start < step and stop == x.shape[axis] and not stop % step:
+            groups = x.reshape(*x.shape[:axis], stop // step, step, *x.shape[axis + 1 :])
+            x = jax.lax.index_in_dim(groups, start, axis + 1, keepdims=False)
+        else:
+            x = _cut(x, (axis,), (slice(start, stop, step),))
+    return x
 
 
 @operation("pad")

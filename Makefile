@@ -1,0 +1,63 @@
+# Each interpreter has its own environment under .venv/, made when it is first needed and anew when
+# pyproject.toml changes. Nothing else has to be installed first.
+
+PYTHON ?= $(shell command -v python3.11 >/dev/null && python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+VENV := .venv/$(notdir $(PYTHON))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+WORKERS ?= 2
+ROUNDS ?= 10
+ARGS ?=
+QUICK := tests/test_public_names.py tests/models tests/training/test_layers.py \
+  tests/training/test_dataloader.py tests/training/test_checkpoint.py tests/training/test_strategy.py
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test quick lint format train exhaustive fuzz bench notebooks clean
+
+help: ## show these targets
+	@echo "make TARGET [PYTHON=python3.12] [ARGS='more arguments of the tool']"
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+
+venv: $(STAMP) ## make the environment
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "meshpar needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+test: $(STAMP) ## run all tests, and the examples in docstrings
+	$(PYTEST) -n $(WORKERS) --doctest-modules -m "not exhaustive" tests meshpar $(ARGS)
+
+quick: $(STAMP) ## run a subset: the examples in docstrings, and what meets JAX and flax most
+	$(PYTEST) -n $(WORKERS) --doctest-modules -m "not exhaustive" $(QUICK) meshpar $(ARGS)
+
+lint: $(STAMP) ## ruff and pyright
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(STAMP) ## let ruff rewrite the files
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+train: $(STAMP) ## train a language model on 8 CPU devices, or on all GPUs or TPUs
+	$(BIN)/python -m meshpar.examples.train_lm $(ARGS)
+
+exhaustive: $(STAMP) ## run every case where the tests take a covering
+	$(PYTEST) -n $(WORKERS) -m exhaustive tests $(ARGS)
+
+fuzz: $(STAMP) ## run the property tests ROUNDS times, each time on new examples
+	for round in $$(seq $(ROUNDS)); do $(PYTEST) -n $(WORKERS) -m hypothesis tests $(ARGS) || exit 1; done
+
+bench: $(STAMP) ## run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+notebooks: $(STAMP) ## open the notebooks
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	$(BIN)/jupyter lab notebooks
+
+clean: ## remove environments, caches and runs
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""Ctrl-C as a request: the loop ends its step and saves, instead of losing its state."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+
+class StopRequest:
+    """A context in which the first Ctrl-C sets `asked`; a second one interrupts as ever.
+
+    Example:
+      >>> with StopRequest() as stop:
+      ...     signal.raise_signal(signal.SIGINT)
+      >>> stop.asked
+      True
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None  # a handler of whatever kind was installed
+
+    def __enter__(self) -> StopRequest:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._before)

@@ -1,0 +1,1 @@
+"""Training: `to_static`, `DistModel`, `Strategy`, and the sharding of optimizer state."""

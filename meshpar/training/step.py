@@ -1,0 +1,100 @@
+"""What a `DistModel` computes: a training step, an evaluation and a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meshpar.training.adapters import Adapter
+from meshpar.training.state import Arrays, Slots
+
+__all__ = ["Partitioner", "Recipe", "State", "body"]
+
+Partitioner = Literal["meshpar", "xla"]
+Tree = Any  # a pytree of arrays, whose type is the user's
+
+
+class State(NamedTuple):
+    """The state of training as storage arrays, in the order of the slots."""
+
+    params: Arrays
+    rest: Arrays
+    opt: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that a step is made of, but for the batch."""
+
+    adapter: Adapter
+    loss: Callable[..., jax.Array] | None
+    tx: optax.GradientTransformation | None
+    params: Slots
+    rest: Slots
+    opt: Slots | None
+    grads: Slots | None  # where gradients shall lie before the update; None leaves it to XLA
+    num_labels: int  # how many of the arguments, from the last, are labels
+    partitioner: Partitioner = "xla"
+
+
+def body(recipe: Recipe, mode: str) -> Callable[..., Tree]:
+    """What a mode computes, from logical values: `(params, rest, opt, args) -> result`.
+
+    The result is (params, rest, opt, loss) in mode "train", the loss in mode "eval", and the
+    outputs in mode "predict".
+    """
+
+    def train(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+        return _train(recipe, params, rest, opt, args)
+
+    def evaluate(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> jax.Array:
+        return _loss(recipe, params, rest, args, train=False)[0]
+
+    def predict(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+        return recipe.adapter.apply(params, rest, args, train=False)[0]
+
+    return {"train": train, "eval": evaluate, "predict": predict}[mode]
+
+
+def _train(recipe: Recipe, params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+    assert recipe.tx is not None, "train() checks the optimizer"
+
+    def objective(params: Tree) -> tuple[jax.Array, Tree]:
+        return _loss(recipe, params, rest, args, train=True)
+
+    (loss, rest), grads = jax.value_and_grad(objective, has_aux=True)(params)
+    if recipe.grads is not None:
+        grads = recipe.grads.annotated(grads)
+    # Optimizers that look at the loss take it by name; the others ignore it.
+    update = optax.with_extra_args_support(recipe.tx).update
+    updates, state = update(grads, opt["opt"], params, value=loss, grad=grads)
+    return optax.apply_updates(params, updates), rest, {"opt": state}, loss
+
+
+def _loss(
+    recipe: Recipe, params: Tree, rest: Tree, args: Sequence[Any], *, train: bool
+) -> tuple[jax.Array, Tree]:
+    split = len(args) - recipe.num_labels
+    inputs, labels = args[:split], args[split:]
+    outputs, rest = recipe.adapter.apply(params, rest, inputs, train=train)
+    if recipe.loss is None:
+        value = outputs
+    elif recipe.adapter.whole_batch:
+        value = recipe.loss(outputs, *inputs)
+    else:
+        several = isinstance(outputs, (tuple, list))
+        value = recipe.loss(*(outputs if several else (outputs,)), *labels)
+    shape = getattr(value, "shape", None)
+    if shape != ():
+        got = f"of shape {shape}" if shape is not None else f"a {type(value).__name__}"
+        raise ValueError(
+            f"{'the model' if recipe.loss is None else 'loss'} returns {got}, and the loss must be "
+            "a scalar array, such as a mean"
+            + ("; give loss= to make one of the outputs" if recipe.loss is None else "")
+        )
+    return jnp.asarray(value), rest

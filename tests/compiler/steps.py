@@ -1,0 +1,167 @@
+"""Train steps of the reference models as pure functions, with the placements of their arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+import meshpar as mp
+from meshpar.models import (
+    GPT2,
+    MLP,
+    Decoder,
+    DecoderConfig,
+    GPT2Config,
+    MLPConfig,
+    ResNet,
+    ResNetConfig,
+    axes_for,
+    cross_entropy,
+    rules_for,
+)
+from meshpar.placements.layout import Layout
+
+MESHES = {
+    "dp8": ["dp"],
+    "tp8": ["tp"],
+    "dp2tp4": ["dp", "tp"],
+    "dp2tp2sp2": ["dp", "tp", "sp"],
+}
+SHAPES = {"dp8": (8,), "tp8": (8,), "dp2tp4": (2, 4), "dp2tp2sp2": (2, 2, 2)}
+
+
+def mesh_named(name):
+    shape = SHAPES[name]
+    return mp.ProcessMesh(np.arange(8).reshape(shape), MESHES[name])
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, structs of its arguments, and their layouts."""
+
+    fn: object  # (params, opt, rest, batch) -> (params, opt, rest, loss)
+    args: tuple
+    layouts: tuple
+
+
+def model_named(name, *, scan=False):
+    rngs = nnx.Rngs(0)
+    if name == "decoder":
+        config = DecoderConfig(
+            vocab_size=64, num_layers=2, model_dim=32, num_heads=8, num_kv_heads=8, head_dim=4,
+            hidden_dim=64, max_seq_len=16, scan_layers=scan,
+        )  # fmt: skip
+        return Decoder(config, rngs=rngs)
+    if name == "gpt2":
+        config = GPT2Config(
+            vocab_size=64, num_layers=2, model_dim=32, num_heads=8, max_seq_len=16, scan_layers=scan
+        )
+        return GPT2(config, rngs=rngs)
+    if name == "mlp":
+        return MLP(MLPConfig(dims=(16, 32, 32, 16)), rngs=rngs)
+    return ResNet(ResNetConfig(stages=(1, 1), width=8), rngs=rngs)
+
+
+def batch_for(name):
+    rng = np.random.default_rng(0)
+    if name == "mlp":
+        x = rng.normal(size=(16, 16)).astype(np.float32)
+        return {"x": x, "y": rng.integers(0, 16, 16).astype(np.int32)}
+    if name == "resnet":
+        x = rng.normal(size=(16, 8, 8, 3)).astype(np.float32)
+        return {"x": x, "y": rng.integers(0, 10, 16).astype(np.int32)}
+    tokens = rng.integers(0, 64, (16, 16)).astype(np.int32)
+    return {"x": tokens, "y": np.roll(tokens, -1, 1)}
+
+
+def train_step(name, mesh, *, zero=0, scan=False):
+    """The step of a model on a mesh, its state placed by the model's rules and a ZeRO stage."""
+    model = model_named(name, scan=scan)
+    model.train()
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest, batch):
+        model = nnx.merge(graph, params, rest, copy=True)
+        value = cross_entropy(model(batch["x"]), batch["y"])
+        return value, nnx.split(model, nnx.Param, ...)[2]
+
+    def step(params, opt, rest, batch):
+        (value, rest), grads = jax.value_and_grad(loss, has_aux=True)(params, rest, batch)
+        updates, opt = tx.update(grads, opt, params)
+        return optax.apply_updates(params, updates), opt, rest, value
+
+    opt = tx.init(params)
+    batch = batch_for(name)
+    rules = rules_for(model)
+    by_path = {
+        path: _layout(path, x, rules, mesh, scan=scan) for path, x in _paths(params).items()
+    }
+    zeroed = {p: _zero(by_path[p], x.shape, mesh) for p, x in _paths(params).items()}
+    for_opt = zeroed if zero >= 1 else by_path
+    layouts = (
+        _like(params, by_path if zero < 3 else zeroed),
+        _like(opt, for_opt),
+        jax.tree.map(lambda x: Layout.replicated(x.ndim), rest),
+        jax.tree.map(lambda x: _batch_layout(x, mesh), batch),
+    )
+    return Step(step, (params, opt, rest, batch), layouts)
+
+
+def placed(step, mesh):
+    """The step's arguments on the mesh."""
+    return jax.tree.map(
+        lambda x, layout: mp.shard_tensor(x, mesh, layout.placements(mesh)), step.args, step.layouts
+    )
+
+
+def result_placements(step, mesh):
+    """The state comes back as it went in."""
+    return (*jax.tree.map(lambda layout: layout.placements(mesh), step.layouts[:3]), [])
+
+
+def _paths(tree):
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {_path(path): x for path, x in flat}
+
+
+def _path(path):
+    names = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
+    return ".".join(n for n in names if n != "value")
+
+
+def _like(tree, by_path):
+    """Leaves whose path ends in a parameter's path have its layout, the others are whole."""
+
+    def of(path, x):
+        name = _path(path)
+        found = [p for p in by_path if name == p or name.endswith(f".{p}")]
+        return by_path[max(found, key=len)] if found else Layout.replicated(x.ndim)
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def _layout(path, x, rules, mesh, *, scan):
+    axes = axes_for(path, x.ndim, rules, scanned=scan)
+    return Layout(tuple((a,) if a in mesh.axis_sizes else () for a in axes))
+
+
+def _zero(layout, shape, mesh):
+    if "dp" not in mesh.axis_sizes:
+        return layout
+    for dim, size in enumerate(shape):
+        cut = np.prod([mesh.axis_sizes[a] for a in (*layout.dims[dim], "dp")])
+        if size % cut == 0:
+            return layout.with_dim(dim, (*layout.dims[dim], "dp"))
+    return layout
+
+
+def _batch_layout(x, mesh):
+    dims = [("dp",) if "dp" in mesh.axis_sizes else ()] + [()] * (x.ndim - 1)
+    if "sp" in mesh.axis_sizes and x.ndim == 2 and x.dtype == np.int32:
+        dims[1] = ("sp",)
+    return Layout(tuple(dims))
