@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -34,6 +34,10 @@ __all__ = ["Inferred", "TensorSpec", "infer_backward", "infer_forward"]
 Shape = tuple[int, ...]
 Nested = Any  # a tensor's entry, or a list of such: an argument of Paddle's may be a list of tensors
 Sizes = Mapping[str, int]
+Guess = tuple[float, float]  # bytes, elements
+Ranked = tuple[Guess, Flow]
+_BEAM = 16  # the flows of one axis that are tried
+_TRIED = 300  # the combinations of them
 SUM, AVG = ReduceType.kRedSum, ReduceType.kRedAvg
 
 
@@ -231,8 +235,14 @@ class _Query:
         """Every way that the given placements suggest, with its cost."""
         used = {axis for layout in self.given for axis in (*layout.shard_axes, *layout.partial_axes)}
         axes = [axis for axis in self.sizes if axis in used and self.sizes[axis] > 1]
-        ways = [[flow for flow in self._flows() if self._suggested(axis, flow)] for axis in axes]
-        for number, choice in enumerate(itertools.product(*ways)):
+        ways = [
+            self._ranked(
+                [flow for flow in self._flows() if self._suggested(axis, flow)],
+                lambda flow, axis=axis: self._forward_guess(axis, flow),
+            )
+            for axis in axes
+        ]
+        for number, choice in enumerate(_likeliest(ways)):
             joined = self._joined(dict(zip(axes, choice, strict=True)), self.given)
             if joined is None:
                 continue
@@ -265,6 +275,20 @@ class _Query:
             kept = kept or there != REPLICATE
         return kept
 
+    def _forward_guess(self, axis: str, flow: Flow) -> Guess:
+        """Bytes and elements if there were no other axis."""
+        n, moved, elements = self.sizes[axis], 0.0, 0.0
+        for layout, there, shape in zip(self.given, flow.inputs, self.traced.shapes, strict=True):
+            size = math.prod(shape)
+            if there is not None:
+                moved += size * _moved_share(placement_on(layout, axis), there, n)
+                elements += size / n if isinstance(there, Shard) else size
+        for there, shape in zip(self._present_outputs(flow), self._output_shapes, strict=True):
+            size = math.prod(shape)
+            moved += size * _moved_share(there, REPLICATE, n) if isinstance(there, Partial) else 0
+            elements += size / n if isinstance(there, Shard) else size
+        return moved, elements
+
     # --- backward ---------------------------------------------------------------------------------
 
     def backward_candidates(self, outputs: Sequence[TensorSpec]) -> Iterator[_Candidate]:
@@ -281,9 +305,15 @@ class _Query:
         ]
         used = {axis for layout in wanted for axis in (*layout.shard_axes, *layout.partial_axes)}
         axes = _nested([a for a in self.sizes if a in used and self.sizes[a] > 1], wanted)
-        ways = [[f for f in self._flows() if self._wanted(axis, f, wanted)] for axis in axes]
+        ways = [
+            self._ranked(
+                [flow for flow in self._flows() if self._wanted(axis, flow, wanted)],
+                lambda flow, axis=axis: self._backward_guess(axis, flow, wanted),
+            )
+            for axis in axes
+        ]
         plain = [Layout.replicated(len(shape)) for shape in self.traced.shapes]
-        for number, choice in enumerate(itertools.product(*ways)):
+        for number, choice in enumerate(_likeliest(ways)):
             joined = self._joined(dict(zip(axes, choice, strict=True)), plain)
             if joined is None:
                 continue
@@ -305,6 +335,18 @@ class _Query:
             for layout, placement in zip(wanted, self._renamed(flow).outputs, strict=False)
         )
 
+    def _backward_guess(self, axis: str, flow: Flow, wanted: Sequence[Layout]) -> Guess:
+        """Bytes and elements if there were no other axis."""
+        n = self.sizes[axis]
+        outputs = zip(self._present_outputs(flow), wanted, self._output_shapes, strict=False)
+        moved = sum(
+            math.prod(shape) * _moved_share(there, placement_on(layout, axis), n)
+            for there, layout, shape in outputs
+        )
+        inputs = zip(flow.inputs, self.traced.shapes, strict=True)
+        elements = sum(math.prod(s) / (n if isinstance(p, Shard) else 1) for p, s in inputs)
+        return moved, elements
+
     # --- both -------------------------------------------------------------------------------------
 
     @property
@@ -322,6 +364,16 @@ class _Query:
             if flow.is_replicated and any(p != REPLICATE for p in flow.outputs):
                 continue
             yield flow
+
+    def _ranked(self, flows: list[Flow], guess: Callable[[Flow], Guess]) -> list[Ranked]:
+        """The likeliest flows of one axis with their guesses; to do nothing is always among them."""
+        ranked = sorted(((guess(flow), i, flow) for i, flow in enumerate(flows)))
+        first, rest = ranked[:_BEAM], ranked[_BEAM:]
+        return [(g, flow) for g, _, flow in (*first, *(r for r in rest if r[2].is_replicated))]
+
+    def _present_outputs(self, flow: Flow) -> list[Placement]:
+        """The placements of the results that are there."""
+        return list(self._renamed(flow).outputs)
 
     def _renamed(self, flow: Flow) -> Flow:
         """Of an operation that divides by the number of its elements, sums are averages."""
@@ -366,6 +418,29 @@ def _averaged(layout: Layout, axes: Sequence[str]) -> Layout:
         (axis, AVG if axis in axes and kind is SUM else kind) for axis, kind in layout.partial
     )
     return Layout(layout.dims, pending)
+
+
+def _likeliest(ways: Sequence[list[Ranked]]) -> Iterator[tuple[Flow, ...]]:
+    """One flow per axis, by the sum of the guesses; so many, and doing nothing at last."""
+    combined = [
+        (sum(g[0] for g, _ in choice), sum(g[1] for g, _ in choice), number, choice)
+        for number, choice in enumerate(itertools.product(*ways))
+    ]
+    combined.sort(key=lambda c: c[:3])
+    nothing = tuple(next(flow for _, flow in way if flow.is_replicated) for way in ways)
+    for *_, choice in combined[:_TRIED]:
+        yield tuple(flow for _, flow in choice)
+    if len(combined) > _TRIED:
+        yield nothing
+
+
+def _moved_share(src: Placement, dst: Placement, n: int) -> float:
+    """The bytes of a change on one axis, per byte of the whole tensor."""
+    if src == dst or isinstance(src, Replicate):
+        return 0.0
+    if isinstance(src, Shard):
+        return (n - 1) / n if not isinstance(dst, Shard) else (n - 1) / n / n
+    return (n - 1) / n * (1 if isinstance(dst, Shard) else 2)
 
 
 def _nested(axes: list[str], layouts: Sequence[Layout]) -> list[str]:
