@@ -258,7 +258,7 @@ class _Query:
             blocks = self._elements(inputs, self.traced.shapes)
             made = self._elements(outputs, self._output_shapes)
             changed = tuple(src != dst for src, dst in zip(self.given, inputs, strict=True))
-            key = (round(moved + later, 3), blocks + made, sum(changed), changed, number)
+            key = (round(moved + later, 3), sum(changed), blocks + made, changed, number)
             yield _Candidate(key, inputs, outputs)
 
     def _suggested(self, axis: str, flow: Flow) -> bool:
@@ -293,17 +293,8 @@ class _Query:
 
     def backward_candidates(self, outputs: Sequence[TensorSpec]) -> Iterator[_Candidate]:
         """Every way that the wanted placements suggest, with its cost."""
-        shapes = self._output_shapes
-        listed = [
-            spec
-            for spec, shape in zip(outputs, self.traced.outputs, strict=False)
-            if shape is not None
-        ]
-        wanted = [
-            spec.layout if len(spec.layout.dims) == len(shape) else Layout.replicated(len(shape))
-            for spec, shape in zip(listed, shapes, strict=False)
-        ]
-        used = {axis for layout in wanted for axis in (*layout.shard_axes, *layout.partial_axes)}
+        wanted = self._wanted_layouts(outputs)
+        used = {a for x in wanted if x for a in (*x.shard_axes, *x.partial_axes)}
         axes = _nested([a for a in self.sizes if a in used and self.sizes[a] > 1], wanted)
         ways = [
             self._ranked(
@@ -320,28 +311,42 @@ class _Query:
             inputs, made = joined
             moved = sum(
                 reshard_bytes(src, dst, shape, self.sizes)
-                for src, dst, shape in zip(made, wanted, shapes, strict=False)
+                for src, dst, shape in zip(made, wanted, self._output_shapes, strict=True)
+                if dst is not None
             )
             blocks = self._elements(inputs, self.traced.shapes)
             pending = sum(len(layout.partial) for layout in inputs)
-            far = sum(src != dst for src, dst in zip(made, wanted, strict=False))
+            far = sum(src != dst for src, dst in zip(made, wanted, strict=True))
             yield _Candidate((round(moved, 3), blocks, pending, far, number), inputs, made)
 
-    def _wanted(self, axis: str, flow: Flow, wanted: Sequence[Layout]) -> bool:
+    def _wanted_layouts(self, outputs: Sequence[TensorSpec]) -> list[Layout | None]:
+        """What is wanted of each result that is there; `None` where nothing is said of it."""
+        said = list(outputs) + [None] * len(self.traced.outputs)
+        return [
+            spec.layout if spec is not None and spec.layout.ndim == len(shape) else None
+            for spec, shape in zip(said, self.traced.outputs, strict=False)
+            if shape is not None
+        ]
+
+    def _wanted(self, axis: str, flow: Flow, wanted: Sequence[Layout | None]) -> bool:
+        """Whether an axis does in some result what is wanted, or nothing at all."""
         if flow.is_replicated:
             return True
         return any(
-            placement not in (None, REPLICATE) and placement == placement_on(layout, axis)
-            for layout, placement in zip(wanted, self._renamed(flow).outputs, strict=False)
+            placement != REPLICATE and layout and placement == placement_on(layout, axis)
+            for layout, placement in zip(wanted, self._present_outputs(flow), strict=True)
         )
 
-    def _backward_guess(self, axis: str, flow: Flow, wanted: Sequence[Layout]) -> Guess:
+    def _backward_guess(
+        self, axis: str, flow: Flow, wanted: Sequence[Layout | None]
+    ) -> Guess:
         """Bytes and elements if there were no other axis."""
         n = self.sizes[axis]
-        outputs = zip(self._present_outputs(flow), wanted, self._output_shapes, strict=False)
+        outputs = zip(self._present_outputs(flow), wanted, self._output_shapes, strict=True)
         moved = sum(
             math.prod(shape) * _moved_share(there, placement_on(layout, axis), n)
             for there, layout, shape in outputs
+            if layout is not None
         )
         inputs = zip(flow.inputs, self.traced.shapes, strict=True)
         elements = sum(math.prod(s) / (n if isinstance(p, Shard) else 1) for p, s in inputs)
@@ -443,10 +448,10 @@ def _moved_share(src: Placement, dst: Placement, n: int) -> float:
     return (n - 1) / n * (1 if isinstance(dst, Shard) else 2)
 
 
-def _nested(axes: list[str], layouts: Sequence[Layout]) -> list[str]:
+def _nested(axes: list[str], layouts: Sequence[Layout | None]) -> list[str]:
     """Axes in an order in which those on one dim of a layout come from the outside in."""
     for layout in layouts:
-        for on in layout.dims:
+        for on in layout.dims if layout is not None else ():
             places = iter(sorted(axes.index(a) for a in on if a in axes))
             for axis, place in zip([a for a in on if a in axes], list(places), strict=True):
                 axes = [*axes[:place], axis, *axes[place + 1 :]]
