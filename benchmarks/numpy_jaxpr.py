@@ -108,9 +108,11 @@ def _iota(p):
 
 
 def _select(p, which, *cases):
-    return [np.choose(which.astype(int), np.broadcast_arrays(*cases))] if len(cases) > 2 else [
-        np.where(which, cases[1], cases[0])
-    ]
+    return (
+        [np.choose(which.astype(int), np.broadcast_arrays(*cases))]
+        if len(cases) > 2
+        else [np.where(which, cases[1], cases[0])]
+    )
 
 
 def _dot(p, lhs, rhs):
@@ -163,7 +165,9 @@ def _top_k(p, x):
 def _gather(p, x, indices):
     dn, sizes = p["dimension_numbers"], p["slice_sizes"]
     batch_shape = indices.shape[:-1]
-    window = [d for d in range(x.ndim) if d not in (*dn.collapsed_slice_dims, *dn.operand_batching_dims)]
+    window = [
+        d for d in range(x.ndim) if d not in (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
+    ]
     out = np.empty((*batch_shape, *(sizes[d] for d in window)), x.dtype)
     mode = str(p["mode"])
     for at in np.ndindex(*batch_shape):

@@ -83,7 +83,14 @@ class Judge:
 
     def replayed(self, case, ours):
         """Why an answer is wrong, or "" or "skipped"."""
-        key = (case.name, case.mesh, repr(case.shapes), repr(case.attrs), repr(ours.inputs), ours.outputs)
+        key = (
+            case.name,
+            case.mesh,
+            repr(case.shapes),
+            repr(case.attrs),
+            repr(ours.inputs),
+            ours.outputs,
+        )
         if key not in self.replays:
             self.replays[key] = replay(
                 mp.infer_reference(case.name),
@@ -102,8 +109,10 @@ class Case:
     def __init__(self, record, mesh):
         self.record, self.mesh, self.why = record, mesh, ""
         self.name = record["rule"].removeprefix("pd_op.")
-        self.attrs = {_SAME.get(k, k): tuple(v) if isinstance(v, list) else v
-                      for k, v in record["attrs"].items()}
+        self.attrs = {
+            _SAME.get(k, k): tuple(v) if isinstance(v, list) else v
+            for k, v in record["attrs"].items()
+        }
         self.specs = mapped(self.spec, record["inputs"])
         self.reverse = record["direction"] == "backward"
         self.wanted = mapped(self.spec, record.get("outputs_given", []))
@@ -186,7 +195,9 @@ class Case:
             for src, dst, shape in zip(given, answer[0], shapes, strict=False)
             if src.ndim == dst.ndim
         )
-        size = sum(self.block(shape, layout) for shape, layout in zip(shapes, answer[0], strict=True))
+        size = sum(
+            self.block(shape, layout) for shape, layout in zip(shapes, answer[0], strict=True)
+        )
         for shape, layout in zip(ours.output_shapes, answer[1], strict=False):
             if shape is None or layout is None or layout.ndim != len(shape):
                 continue
@@ -215,14 +226,19 @@ class Case:
             )
             if src is not None and src.ndim == spec.layout.ndim
         )
-        size = sum(self.block(shape, layout) for shape, layout in zip(shapes, answer[0], strict=True))
+        size = sum(
+            self.block(shape, layout) for shape, layout in zip(shapes, answer[0], strict=True)
+        )
         return round(price, 3), size
 
     def moved(self, src, dst, shape):
         """Bytes per device from one placement to another; all reductions cost alike."""
         if src == dst:
             return 0
-        return sum(step.bytes for step in mp.reshard_steps(*map(summed, (src, dst)), shape, "f4", self.mesh))
+        return sum(
+            step.bytes
+            for step in mp.reshard_steps(*map(summed, (src, dst)), shape, "f4", self.mesh)
+        )
 
     def block(self, shape, layout):
         """The elements of a block."""
@@ -233,25 +249,35 @@ class Case:
         )
 
 
-_SAME = {"keepdim": "keep_dim", "keepdims": "keep_dim", "transpose_x": "trans_x", "transpose_y": "trans_y"}
+_SAME = {
+    "keepdim": "keep_dim",
+    "keepdims": "keep_dim",
+    "transpose_x": "trans_x",
+    "transpose_y": "trans_y",
+}
 
 
 def summed(layout):
     """Every pending reduction as a sum."""
-    return mp.Layout(layout.dims, tuple((axis, mp.ReduceType.kRedSum) for axis, _ in layout.partial))
+    return mp.Layout(
+        layout.dims, tuple((axis, mp.ReduceType.kRedSum) for axis, _ in layout.partial)
+    )
 
 
 def records_of(path):
     """The records of a file, packed or not."""
-    opened = gzip.open(path, "rt") if str(path).endswith(".gz") else open(path)
-    with opened as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    data = Path(path).read_bytes()
+    text = gzip.decompress(data) if str(path).endswith(".gz") else data
+    return [json.loads(line) for line in text.decode().splitlines() if line.strip()]
 
 
 def scored(records, show=""):
     """Counts per operation and class: those of the score, those beside it, and gradients left out."""
     judge = Judge()
-    inside, beside = collections.defaultdict(collections.Counter), collections.defaultdict(collections.Counter)
+    inside, beside = (
+        collections.defaultdict(collections.Counter),
+        collections.defaultdict(collections.Counter),
+    )
     grads = 0
     for record in records:
         if record.get("backward_is") == "grad":

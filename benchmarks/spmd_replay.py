@@ -123,9 +123,7 @@ def whole_of(blocks, layout, shape, mesh):
     for axis, kind in reversed(layout.partial):
         keys = sorted({key[:-1] for key in values})
         values = {
-            key: _REDUCE[kind.word](
-                np.stack([values[(*key, i)] for i in range(mesh.sizes[axis])])
-            )
+            key: _REDUCE[kind.word](np.stack([values[(*key, i)] for i in range(mesh.sizes[axis])]))
             for key in keys
         }
     return values[()]
@@ -154,7 +152,9 @@ class Programs:
             def form(*present):
                 present = iter(present)
                 given = iter([None if x is None else next(present) for x in values])
-                args = [[next(given) for _ in s] if isinstance(s, list) else next(given) for s in listed]
+                args = [
+                    [next(given) for _ in s] if isinstance(s, list) else next(given) for s in listed
+                ]
                 out = operation.form(*args, *templates, **attributes)
                 leaves = flat(out if isinstance(out, (list, tuple)) else [out])
                 there.extend(x is not None for x in leaves)
@@ -215,7 +215,9 @@ def replay(operation, shapes, attrs, inputs, outputs, mesh):
         ]
         if any(x is not None and x.size == 0 for x in local):
             return "skipped"
-        attributes = _local_attrs(operation, attrs, templates, at, local, layouts, expected, outputs, mesh)
+        attributes = _local_attrs(
+            operation, attrs, templates, at, local, layouts, expected, outputs, mesh
+        )
         try:
             results.append(call(local, attributes))
         except (TypeError, ValueError, IndexError) as error:
@@ -251,7 +253,8 @@ def _local_attrs(operation, attrs, templates, at, local, layouts, expected, outp
         for x, layout in zip(local, layouts, strict=True)
     )
     wholes = tuple(
-        () if x is None else _global(x, layout, mesh) for x, layout in zip(local, layouts, strict=True)
+        () if x is None else _global(x, layout, mesh)
+        for x, layout in zip(local, layouts, strict=True)
     )
     call = SimpleNamespace(wholes=wholes, inputs=shapes, outputs=made, starts=starts)
     return operation.local(attributes, call)

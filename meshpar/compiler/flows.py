@@ -111,9 +111,7 @@ class Flows:
                 elif now != layout:
                     return None
             there.update(zip(node.outs, results, strict=True))
-        inputs = tuple(
-            there.get(v) or hint for v, hint in zip(program.inputs, given, strict=True)
-        )
+        inputs = tuple(there.get(v) or hint for v, hint in zip(program.inputs, given, strict=True))
         there.update(zip(program.inputs, inputs, strict=True))
         outputs = [layout_of(ref) for ref in program.outputs]
         assert None not in outputs, "every output is an input or made by an operation"
@@ -149,7 +147,9 @@ def flows_of(program: Program) -> Flows:
         rule = None if node.bodies is not None else find_rule(node.name, avals, node.params)
         rules.append(rule)
         rows = list(_rows(program, node, rule))
-        grown = (new for partial in table for row in rows for new in partial.joined(program, node, row))
+        grown = (
+            new for partial in table for row in rows for new in partial.joined(program, node, row)
+        )
         live = [v for v, use in last.items() if use > position]
         unique: dict[tuple[Placement | None, ...], _Partial] = {}
         for partial in grown:
@@ -169,7 +169,9 @@ def _cut_outputs(flow: Flow) -> int:
 def _last_uses(program: Program) -> dict[int, int]:
     """Value -> the position of the last operation that reads it; inputs and outputs live on."""
     end = len(program.nodes) + 1
-    last = {ref: i for i, node in enumerate(program.nodes) for ref in node.ins if isinstance(ref, int)}
+    last = {
+        ref: i for i, node in enumerate(program.nodes) for ref in node.ins if isinstance(ref, int)
+    }
     kept = [*program.inputs, *(ref for ref in program.outputs if isinstance(ref, int))]
     return {**last, **dict.fromkeys(kept, end)}
 

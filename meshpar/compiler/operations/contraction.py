@@ -34,10 +34,8 @@ def einsum(operands: list[Array], equation: str = "") -> Array:
 def fused_gemm_epilogue(
     x: Array, y: Array, bias: Array, trans_x: bool = False, trans_y: bool = False
 ) -> tuple[Array, None]:
-    """`x @ y + bias`; `x` with more than two dims is flattened to rows."""
-    rows = x.reshape(-1, x.shape[-1]) if x.ndim > 2 and not trans_x else x
-    out = matmul(rows, y, trans_x, trans_y)
-    out = out.reshape(*x.shape[:-1], out.shape[-1]) if rows is not x else out
+    """`x @ y + bias`."""
+    out = matmul(x, y, trans_x, trans_y)
     return out + jnp.broadcast_to(bias, out.shape), None
 
 

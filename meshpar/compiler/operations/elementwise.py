@@ -122,9 +122,7 @@ def pow_(x: Array, y: float = 2.0) -> Array:
 
 
 @operation("scale")
-def scale(
-    x: Array, scale: float = 2.0, bias: float = 1.0, bias_after_scale: bool = True
-) -> Array:
+def scale(x: Array, scale: float = 2.0, bias: float = 1.0, bias_after_scale: bool = True) -> Array:
     """`scale * x + bias`, or `scale * (x + bias)`; linear only where the bias is known to be 0."""
     if bias == 0:
         return x * scale
@@ -185,9 +183,7 @@ _BINARY: dict[str, tuple[Callable[[Array, Array], Array], str]] = {
     "trunc_divide": (lambda x, y: jnp.trunc(x / y), "f"),
 }
 for _name, (_form, _kind) in _BINARY.items():
-    OPERATIONS[_name] = Operation(
-        lambda x, y, form=_form: form(*ranked(x, y)), kinds=_kind
-    )
+    OPERATIONS[_name] = Operation(lambda x, y, form=_form: form(*ranked(x, y)), kinds=_kind)
 
 
 @operation("add_n")

@@ -49,9 +49,7 @@ def embedding(
 
 
 @operation("c_embedding", kinds="fi", bound=_rows(0), local=_table_begins(0), located=True)
-def c_embedding(
-    table: Array, ids: Array, start_index: int = 0, vocab_size: int = -1
-) -> Array:
+def c_embedding(table: Array, ids: Array, start_index: int = 0, vocab_size: int = -1) -> Array:
     """Rows of a block of a table by index, zeros for rows of other blocks."""
     return _looked_up(table, ids, start_index)
 
@@ -73,9 +71,7 @@ def _per_row(fn: Callable[..., Array], axis: int, *xs: Array) -> Array:
     """`fn` on vectors along one dim, for every place in the others, which broadcast."""
     axis = axis % xs[0].ndim
     sizes = [max(x.shape[d] for x in xs) for d in range(xs[0].ndim)]
-    wide = [
-        jnp.broadcast_to(x, (*sizes[:axis], x.shape[axis], *sizes[axis + 1 :])) for x in xs
-    ]
+    wide = [jnp.broadcast_to(x, (*sizes[:axis], x.shape[axis], *sizes[axis + 1 :])) for x in xs]
     for d in range(len(sizes) - 1, -1, -1):
         if d != axis:
             # The dims before `d` but `axis` are mapped over further outside, and gone here.
@@ -106,8 +102,14 @@ def put_along_axis(
 
     def row(values: Array, where: Array, new: Array) -> Array:
         at = values.at[where]
-        how: Any = {"assign": at.set, "add": at.add, "mul": at.multiply, "multiply": at.multiply,
-                    "amax": at.max, "amin": at.min}[reduce]
+        how: Any = {
+            "assign": at.set,
+            "add": at.add,
+            "mul": at.multiply,
+            "multiply": at.multiply,
+            "amax": at.max,
+            "amin": at.min,
+        }[reduce]
         return how(new, mode="drop", wrap_negative_indices=False)
 
     return _per_row(row, axis, x, index, jnp.broadcast_to(value, index.shape))

@@ -52,10 +52,9 @@ for _name, (_reduce, _kind) in _REDUCTIONS.items():
 for _name in ("mean", "mean_all"):
     OPERATIONS[_name] = Operation(_reduction(jnp.mean), mean=lambda attrs: True)
 
+
 @operation("squared_l2_norm")
-def squared_l2_norm(
-    x: Array, axis: Sequence[int] | None = None, keep_dim: bool = False
-) -> Array:
+def squared_l2_norm(x: Array, axis: Sequence[int] | None = None, keep_dim: bool = False) -> Array:
     """The sum of squares over some dims; without any named, of all elements, as one in a list."""
     if axis is None:
         return jnp.sum(x * x).reshape(1)

@@ -78,9 +78,7 @@ _SAME = {
 }
 
 
-def operation(
-    names: str, **fields: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def operation(names: str, **fields: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the decorated form under Paddle's names, separated by blanks.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshpar.compiler.operations.elementwise import filled_like, ranked
+from meshpar.compiler.operations.elementwise import ranked
 from meshpar.compiler.operations.registry import Attrs, LocalCall, operation
 
 Array = jax.Array

@@ -148,6 +148,4 @@ def _pixels(x: Array, image: Array, row: Array, column: Array) -> Array:
     last = jnp.moveaxis(x, 1, -1)
     row = jnp.clip(row, 0, x.shape[2] - 1).astype(jnp.int32)
     column = jnp.clip(column, 0, x.shape[3] - 1).astype(jnp.int32)
-    return last.at[image[:, None, None], row, column].get(
-        mode="clip", wrap_negative_indices=False
-    )
+    return last.at[image[:, None, None], row, column].get(mode="clip", wrap_negative_indices=False)
