@@ -203,6 +203,11 @@ def replay(operation, shapes, attrs, inputs, outputs, mesh):
         return [next(results) if is_there else None for is_there in there]
 
     expected = call(tensors, dict(attrs))
+    for number, (value, layout) in enumerate(zip(expected, outputs, strict=False)):
+        if value is not None and layout is not None and layout.ndim != value.ndim:
+            return (
+                f"result {number} has {value.ndim} dims, and is placed as if it had {layout.ndim}"
+            )
     parts = [
         None if x is None else mesh.contributions(x, layout, rng)
         for x, layout in zip(tensors, layouts, strict=True)

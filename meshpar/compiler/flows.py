@@ -12,12 +12,14 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
+
 from meshpar.compiler.emitted import emitted_primitives
 from meshpar.compiler.options import Cut, expand
 from meshpar.compiler.planned import PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.placements.layout import Layout
-from meshpar.placements.types import Partial, Placement, Replicate, Shard
+from meshpar.placements.types import Partial, Placement, ReduceType, Replicate, Shard
 from meshpar.rules import find_rule
 from meshpar.rules.rule import Rule
 
@@ -108,8 +110,8 @@ class Flows:
                 now = layout_of(ref)
                 if now is None and not isinstance(ref, Constant):
                     there[ref] = layout
-                elif now != layout:
-                    return None
+                elif now != layout and not isinstance(ref, Constant):
+                    return None  # that of a literal was settled when the flow was made
             there.update(zip(node.outs, results, strict=True))
         inputs = tuple(there.get(v) or hint for v, hint in zip(program.inputs, given, strict=True))
         there.update(zip(program.inputs, inputs, strict=True))
@@ -188,11 +190,10 @@ class _Partial:
         """With one more operation, if its row agrees."""
         states = dict(self.states)
         for ref, placement in zip(node.ins, row.operands, strict=True):
-            whole = isinstance(ref, Constant) or ref in program.constants
-            now = REPLICATE if whole else states.get(ref)
-            if now is None and not isinstance(ref, Constant):
-                states[ref] = placement
-            elif now != placement:
+            if isinstance(ref, Constant) or ref in program.constants:
+                if placement != REPLICATE and not _reduces_to_itself(ref, placement):
+                    return
+            elif states.setdefault(ref, placement) != placement:
                 return
         states.update(zip(node.outs, row.results, strict=True))
         yield _Partial(states, (*self.cuts, row.cut), self.located or row.located)
@@ -205,6 +206,18 @@ class _Partial:
             for ref in program.outputs
         )
         return Flow(inputs, outputs, self.cuts, self.located)
+
+
+_IDEMPOTENT = frozenset(ReduceType) - {ReduceType.kRedSum, ReduceType.kRedProd}
+
+
+def _reduces_to_itself(ref: Ref, placement: Placement) -> bool:
+    """Whether a literal that every device has may count as pending: as 0 is a sum of zeros."""
+    if not isinstance(ref, Constant) or not isinstance(placement, Partial):
+        return False
+    return placement.kind in _IDEMPOTENT or (
+        placement.kind is ReduceType.kRedSum and not np.any(ref.value)
+    )
 
 
 def _rows(program: Program, node: Node, rule: Rule | None) -> Iterator[_Row]:
@@ -227,19 +240,17 @@ def _rows(program: Program, node: Node, rule: Rule | None) -> Iterator[_Row]:
 
 def _factor_row(program: Program, node: Node, rule: Rule, factor: str) -> _Row | None:
     kind = rule.reduce.get(factor)
+    reduced = REPLICATE if kind is None else Partial(kind)
+    pending = rule.contributes.get(factor, ())
     operands: list[Placement] = []
     results: list[Placement] = []
-    for i, dims in enumerate(rule.operands):
+    for i, dims in enumerate((*rule.operands, *rule.results)):
         at = [d for d, names in enumerate(dims) if factor in names]
         if len(at) > 1:
-            return None
-        pending = kind is not None and i in rule.contributes.get(factor, ())
-        operands.append(Shard(at[0]) if at else Partial(kind) if pending else REPLICATE)
-    for dims in rule.results:
-        at = [d for d, names in enumerate(dims) if factor in names]
-        if len(at) > 1:
-            return None
-        results.append(Shard(at[0]) if at else Partial(kind) if kind is not None else REPLICATE)
+            return None  # a diagonal: the axis would cut two dims of one tensor
+        is_operand = i < len(rule.operands)
+        uncut = reduced if not is_operand or i in pending else REPLICATE
+        (operands if is_operand else results).append(Shard(at[0]) if at else uncut)
     located = False
     if rule.emit is not None:
         used = _primitives(program, node, rule, factor)

@@ -97,8 +97,8 @@ def infer_forward(
 
     Example:
       >>> mesh = ProcessMesh([0, 1], ["tp"])
-      >>> x = TensorSpec((8, 4), Layout(((), ("tp",))))
-      >>> w = TensorSpec((4, 6), Layout(((), ())))
+      >>> x = TensorSpec((8, 64), Layout(((), ("tp",))))
+      >>> w = TensorSpec((64, 6), Layout(((), ())))
       >>> infer_forward("matmul", [x, w], mesh=mesh).outputs
       (Layout(dims=((), ()), partial=(('tp', ReduceType.kRedSum),)),)
 

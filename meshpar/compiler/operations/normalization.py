@@ -213,7 +213,7 @@ def _turned(x: Array, sin: Array, cos: Array, neox: bool) -> Array:
     "fused_rotary_position_embedding",
     kinds="fffffi",
     optional=frozenset({1, 2, 3, 4, 5}),
-    bound=lambda shapes, attrs: shapes[3][1],
+    bound=lambda shapes, attrs: shapes[0][0 if attrs.get("time_major") else 1],
 )
 def fused_rotary_position_embedding(
     q: Array,

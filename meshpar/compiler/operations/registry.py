@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import jax
 
 __all__ = ["OPERATIONS", "LocalCall", "Operation", "infer_reference", "operation"]
 
@@ -99,7 +103,9 @@ def infer_reference(name: str) -> Operation:
     """The JAX form of one of Paddle's operations, which is what `infer_forward` traces.
 
     Args:
-      name: as Paddle's registry of rules has it; a leading `pd_op.` is left out of account.
+      name: as Paddle's registry of rules has it; a leading `pd_op.` is left out of account, and
+        `_grad` at the end asks for the gradient: its arguments are those of the operation and the
+        gradients of its results, its results the gradients of its float arguments.
 
     Raises:
       NotImplementedError: there is no such operation here.
@@ -109,13 +115,48 @@ def infer_reference(name: str) -> Operation:
       >>> infer_reference("matmul").form(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
       (2, 4)
     """
-    found = OPERATIONS.get(name.removeprefix("pd_op."))
+    name = name.removeprefix("pd_op.")
+    found = OPERATIONS.get(name)
+    if found is None and name.removesuffix("_grad") in OPERATIONS:
+        return gradient_of(OPERATIONS[name.removesuffix("_grad")])
     if found is None:
         raise NotImplementedError(
             f"infer_reference({name!r}): no such operation; there are {len(OPERATIONS)}: "
             f"{', '.join(sorted(OPERATIONS))}"
         )
     return found
+
+
+@lru_cache(maxsize=None)
+def gradient_of(operation: Operation) -> Operation:
+    """The operation that computes an operation's gradient, differentiated by JAX."""
+
+    def form(*args: Any, **attrs: Any) -> list[Any]:
+        count = len(inspect.signature(operation.form).parameters) - _attributes(operation.form)
+        tensors, grads = args[:count], args[count:]
+        moving = [i for i in range(count) if operation.kind(i) == "f" and tensors[i] is not None]
+
+        def of_floats(*floats: Any) -> list[Any]:
+            replaced = dict(zip(moving, floats, strict=True))
+            out = operation.form(*(replaced.get(i, x) for i, x in enumerate(tensors)), **attrs)
+            listed = out if isinstance(out, (list, tuple)) else [out]
+            return [x for x in listed if x is not None][: len(grads)]
+
+        _, pull = jax.vjp(of_floats, *(tensors[i] for i in moving))
+        return [leaf for grad in pull(list(grads)) for leaf in jax.tree.leaves(grad)]
+
+    kinds = operation.kinds
+    count = len(inspect.signature(operation.form).parameters) - _attributes(operation.form)
+    padded = kinds + kinds[-1] * (count - len(kinds))
+    return Operation(
+        form, padded[:count] + "f", operation.optional, operation.bound, located=operation.located
+    )
+
+
+def _attributes(form: Callable[..., Any]) -> int:
+    """The number of parameters that are attributes: annotated otherwise than tensors are."""
+    parameters = inspect.signature(form).parameters.values()
+    return sum("Array" not in str(parameter.annotation) for parameter in parameters)
 
 
 def named(attrs: Mapping[str, Any]) -> Attrs:
