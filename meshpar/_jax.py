@@ -123,6 +123,25 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
     return None
 
 
+def inlined_call(eqn: Any) -> tuple[Any, list[Any]] | None:
+    """The jaxpr that a call stands for once it is differentiated, and its operands, if it is one."""
+    params, name = eqn.params, eqn.primitive.name
+    if name == "custom_linear_solve":
+        lengths = params["const_lengths"]
+        first = lengths.matvec + lengths.vecmat
+        own = eqn.invars[first : first + lengths.solve]
+        return params["jaxprs"].solve, [*own, *eqn.invars[sum(lengths) :]]
+    if name in _INLINED:
+        bodies = sub_jaxprs(eqn)
+        return None if bodies is None else (bodies.bodies[0], list(eqn.invars))
+    return None
+
+
+_INLINED = frozenset(
+    {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_lin"}
+)
+
+
 def closed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """An open jaxpr and its constants, of a closed or an open one."""
     if hasattr(jaxpr, "consts"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshpar._jax import bind_at, bind_call, eval_manual
@@ -197,7 +198,12 @@ class _Emission:
         return lax.axis_index(self._node.axes[factor])
 
     def permute(self, x: jax.Array, factor: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        return lax.ppermute(x, self._node.axes[factor], pairs)
+        axes = self._node.axes[factor]
+        # lax.ppermute counts devices in the order of the mesh, whatever the order of its axes.
+        in_mesh_order = tuple(axis for axis in self._sizes if axis in axes)
+        places = np.arange(shards_on(axes, self._sizes)).reshape([self._sizes[a] for a in axes])
+        order = np.argsort(places.transpose([axes.index(a) for a in in_mesh_order]).ravel())
+        return lax.ppermute(x, in_mesh_order, [(int(order[s]), int(order[r])) for s, r in pairs])
 
     def masked(self, position: int, block: Any) -> Any:
         """The operand with the padding of dims that are reduced set to the reduction's identity."""

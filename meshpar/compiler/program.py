@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 
-from meshpar._jax import SubJaxprs, closed, is_backward, source_line, sub_jaxprs
+from meshpar._jax import (
+    SubJaxprs,
+    closed,
+    inlined_call,
+    is_backward,
+    source_line,
+    sub_jaxprs,
+)
 
 __all__ = ["Constant", "Node", "Program", "Ref", "program_of"]
 
@@ -91,12 +98,6 @@ class Program:
         return len(self.avals) - 1
 
 
-# Calls whose body is spliced in: what they stand for is over once the function is differentiated.
-_INLINED = frozenset(
-    {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_lin"}
-)
-
-
 def program_of(jaxpr: Any) -> Program:
     """The program of a closed jaxpr: calls are spliced in, control flow keeps its bodies."""
     program = Program()
@@ -130,17 +131,18 @@ def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...
         return env[atom]
 
     for eqn in jaxpr.eqns:
-        ins = tuple(read(atom) for atom in eqn.invars)
-        bodies = sub_jaxprs(eqn)
-        if eqn.primitive.name in _INLINED and bodies is not None:
-            inner, consts = closed(bodies.bodies[0])
+        call = inlined_call(eqn)
+        if call is not None:
+            inner, consts = closed(call[0])
             scope: dict[Any, Ref] = {}
             for var, const in zip(inner.constvars, consts, strict=True):
                 scope[var] = number = program.new(var.aval)
                 program.constants[number] = const
-            scope.update(zip(inner.invars, ins, strict=True))
+            scope.update(zip(inner.invars, map(read, call[1]), strict=True))
             env.update(zip(eqn.outvars, _splice(program, inner, scope), strict=True))
             continue
+        ins = tuple(read(atom) for atom in eqn.invars)
+        bodies = sub_jaxprs(eqn)
         outs = tuple(program.new(var.aval) for var in eqn.outvars)
         env.update(zip(eqn.outvars, outs, strict=True))
         programs = None if bodies is None else bodies.map(program_of)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import jax
 
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import register, rule_for
-from meshpar.rules.rule import SUM_LIKE, Aval, Dim, Pass, Rule, letters
+from meshpar.rules.rows import without_padding
+from meshpar.rules.rule import SUM_LIKE, Aval, Dim, Emission, Pass, Rule, letters
 
 
 def batched(
@@ -47,7 +51,17 @@ Results = Callable[[dict[str, Any]], Sequence[int]]
 
 def _register(name: str, own: Sequence[int], results: Sequence[int] | Results) -> None:
     def rule(*avals: Aval, **params: Any) -> Rule:
-        return batched(avals, own, results(params) if callable(results) else results)
+        shape = results(params) if callable(results) else results
+        plain = batched(avals, own, shape)
+
+        def emit(at: Emission, *blocks: jax.Array) -> list[jax.Array]:
+            # LAPACK complains on the terminal of matrices that hold no numbers, as padding may.
+            for dim, (factor,) in enumerate(plain.operands[0][: avals[0].ndim - own[0]]):
+                if at.is_cut(factor):
+                    blocks = tuple(without_padding(at, x, dim, factor, 0) for x in blocks)
+            return at.bind(*blocks)
+
+        return replace(plain, emit=emit)
 
     register(name, rule)
 

@@ -39,11 +39,13 @@ def top_k(x: Aval, *, k: int, axis: int, **_: Any) -> Rule:
         lowest = identity(ReduceType.kRedMax, block.dtype)
         block = without_padding(at, block, axis, factor, lowest)
         values, indices = at.bind(block, k=min(k, block.shape[axis]))
-        valid = at.valid(factor).astype(indices.dtype)
-        missing = (indices >= valid).astype(jnp.int32)
         indices = indices + at.start(factor).astype(indices.dtype)
-        joined = [_joined(at.all_gather(y, factor), axis) for y in (missing, values, indices)]
-        if at.size(factor) % block.shape[axis] or at.size(factor) != joined[0].shape[axis]:
+        values, indices = at.all_gather(values, factor), at.all_gather(indices, factor)
+        ranges = at.ranges(factor, x.shape[axis])
+        stop = jnp.asarray([stop for _, stop in ranges], indices.dtype)
+        missing = indices >= stop.reshape(-1, *(1,) * x.ndim)
+        joined = [_joined(y, axis) for y in (missing.astype(jnp.int32), values, indices)]
+        if any(start + block.shape[axis] > stop for start, stop in ranges):
             # Padding may be equal to rows that are there, and must come after them.
             joined = lax.sort(joined, dimension=axis, is_stable=True, num_keys=1)
         _, values, indices = joined

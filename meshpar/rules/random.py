@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from meshpar.rules.elementwise import elementwise
@@ -142,10 +143,31 @@ def random_clone(keys: Aval, **_: Any) -> Rule:
 
 @rule_for("random_gamma")
 def random_gamma(keys: Aval, alphas: Aval, **_: Any) -> Rule:
-    """`k,k...->k...`: a key for each array of parameters, in which it counts the draws."""
+    """`k,kij->kij`: each device draws for all parameters of a key, and keeps what is its own.
+
+    A draw depends on the position of its parameter, which the primitive counts from 0; the
+    parameters of other devices do not matter, so that they need not be sent.
+    """
     names = letters(alphas.ndim)
-    own = names[keys.ndim :]
-    return einsum(([names[: keys.ndim], names], [names]), (keys, alphas), blocked=own)
+
+    def emit(at: Emission, key: jax.Array, block: jax.Array) -> jax.Array:
+        rows = block.shape
+        cut = [d for d in range(key.ndim, alphas.ndim) if at.is_cut(names[d])]
+        for d in cut:
+            shape = (*block.shape[:d], alphas.shape[d] + rows[d], *block.shape[d + 1 :])
+            block = lax.dynamic_update_slice_in_dim(
+                jnp.ones(shape, block.dtype), block, at.start(names[d]), d
+            )
+            block = lax.slice_in_dim(block, 0, alphas.shape[d], axis=d)
+        (out,) = at.bind(key, block)
+        for d in cut:
+            config = [(0, 0, 0)] * out.ndim
+            config[d] = (0, rows[d], 0)
+            out = lax.pad(out, jnp.zeros((), out.dtype), config)
+            out = lax.dynamic_slice_in_dim(out, at.start(names[d]), rows[d], d)
+        return out
+
+    return einsum(([names[: keys.ndim], names], [names]), (keys, alphas), emit=emit)
 
 
 @rule_for("rng_bit_generator")
@@ -163,11 +185,20 @@ def rng_bit_generator(key: Aval, *, shape: Shape, **_: Any) -> Rule:
 
 @rule_for("random_split")
 def random_split(keys: Aval, *, shape: Shape, **_: Any) -> Rule:
-    """`k->kij`, with the new dims whole: splits are small."""
+    """`k->kij`: each device makes all new keys, and keeps its own."""
     names = letters(keys.ndim + len(shape))
+
+    def emit(at: Emission, key: jax.Array) -> jax.Array:
+        (out,) = at.bind(key)
+        for d in range(keys.ndim, len(names)):
+            if at.is_cut(names[d]):
+                rows = jnp.arange(at.local_size(names[d])) + at.start(names[d])
+                out = jnp.take(out, jnp.minimum(rows, at.size(names[d]) - 1), axis=d)
+        return out
+
     return Rule(
         operands=(tuple((n,) for n in names[: keys.ndim]),),
         results=(tuple((n,) for n in names),),
         sizes=dict(zip(names, (*keys.shape, *shape), strict=True)),
-        blocked=frozenset(names[keys.ndim :]),
+        emit=emit,
     )

@@ -43,12 +43,13 @@ def _register(name: str, combine: Combine, neutral: Callable[[Any], Any], linear
             (run,) = at.bind(block)
             edge = 0 if reverse else block.shape[axis] - 1
             totals = at.all_gather(lax.slice_in_dim(run, edge, edge + 1, axis=axis), factor)
-            starts = at.all_gather(at.start(factor), factor)
-            before = starts > at.start(factor) if reverse else starts < at.start(factor)
+            starts = [start for start, _ in at.ranges(factor, x.shape[axis])]
+            mine = at.start(factor)
             # Empty blocks share a start with a neighbour, and hold nothing but neutral elements.
             carry = start
-            for i in range(totals.shape[0]):
-                carry = combine(carry, jnp.where(before[i], totals[i], start))
+            for total, first in zip(totals, starts, strict=True):
+                before = first > mine if reverse else first < mine
+                carry = combine(carry, jnp.where(before, total, start))
             return combine(run, jnp.broadcast_to(carry, run.shape))
 
         passes = (Pass(SUM_LIKE, (0,)),) if linear else ()

@@ -263,7 +263,7 @@ def windows(n: int, m: int) -> Iterator[Row]:
         yield f"pooling gradient {name}", _only("select_and_scatter_add", gradient(), eighths(*shape, seed=1), x), (eighths(*shape, seed=1), x)
     dilated = lambda a: lax.reduce_window(a, np.float32(0), lax.add, (2, 1, 1), (1, 1, 1), ((1, 2), (0, 0), (0, 0)), (2, 1, 1), (3, 1, 1))
     yield "add dilated", dilated, (x,)
-    product = lambda a: lax.reduce_window(a, np.float32(1), lambda l, r: l * r + 1.0, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0)))
+    product = lambda a: lax.reduce_window(a, np.float32(0), lambda l, r: l + r + l * r, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0)))
     yield "any function", product, (x,)
     tangent = lambda a, t: jax.jvp(lambda b: lax.reduce_window(b, -np.float32(np.inf), lax.max, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0))), (a,), (t,))[1]
     yield "pooling tangent", _only("select_and_gather_add", tangent, x, eighths(h, 2, m, seed=1)), (eighths(h, 2, m, seed=1), x)
@@ -292,21 +292,24 @@ def convolution(n: int, m: int) -> Iterator[Row]:
     for name, options in settings.items():
         options = {"window_strides": (1, 1), "dimension_numbers": ("NHWC", "HWIO", "NHWC"), **options}
         conv = lambda a, b, o=options: lax.conv_general_dilated(a, b, **o)
-        out = eighths(*jax.eval_shape(conv, x, w).shape, seed=2)
-        yield f"conv {name}", conv, (x, w)
-        rows = lambda g, b, c=conv: jax.vjp(lambda a: c(a, b), x)[1](g)[0]
-        weights = lambda a, g, c=conv: jax.vjp(lambda b: c(a, b), w)[1](g)[0]
-        yield f"conv {name}, gradient of rows", rows, (out, w)
-        yield f"conv {name}, gradient of weights", weights, (x, out)
+        yield from _with_gradients(f"conv {name}", conv, x, w)
     for groups in (2, 4):
         x, w = eighths(2, h, 4), eighths(3, 4 // groups, 8, seed=1) / 8
         conv = lambda a, b, g=groups: lax.conv_general_dilated(a, b, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=g)
-        out = eighths(2, h, 8, seed=2)
-        yield f"conv groups {groups}", conv, (x, w)
-        rows = lambda g, b, c=conv, x=x: jax.vjp(lambda a: c(a, b), x)[1](g)[0]
-        weights = lambda a, g, c=conv, w=w: jax.vjp(lambda b: c(a, b), w)[1](g)[0]
-        yield f"conv groups {groups}, gradient of rows", rows, (out, w)
-        yield f"conv groups {groups}, gradient of weights", weights, (x, out)
+        yield from _with_gradients(f"conv groups {groups}", conv, x, w)
+
+
+def _with_gradients(name: str, conv: Callable[..., Any], x: np.ndarray, w: np.ndarray) -> Iterator[Row]:
+    """A convolution, and the convolutions that its gradients are."""
+    yield name, conv, (x, w)
+    out = eighths(*jax.eval_shape(conv, x, w).shape, seed=2)
+    rows = jax.linear_transpose(lambda a: conv(a, w), x)
+    weights = jax.linear_transpose(lambda b: conv(x, b), w)
+    for what, transposed in (("rows", rows), ("weights", weights)):
+        jaxpr = jax.make_jaxpr(transposed)(out)
+        (eqn,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+        args = tuple(eighths(*v.aval.shape, seed=3 + i) for i, v in enumerate(eqn.invars))
+        yield f"{name}, gradient of {what}", lambda a, b, e=eqn: e.primitive.bind(a, b, **e.params), args
 
 
 def linalg(n: int, m: int) -> Iterator[Row]:
@@ -321,6 +324,7 @@ def linalg(n: int, m: int) -> Iterator[Row]:
     for left in (True, False):
         b = eighths(n, 2, 3, m, seed=1) if left else eighths(n, 2, m, 3, seed=1)
         yield f"triangular_solve {left}", lambda a, c, f=left: lax.linalg.triangular_solve(a, c, left_side=f, lower=True), (s, b)
+    yield "solve", jnp.linalg.solve, (s, eighths(n, 2, 3, m, seed=1))
     yield "tridiagonal", lambda a: tuple(lax.linalg.tridiagonal(a)), (s,)
     yield "fft", lambda a: lax.fft(a, "FFT", (3,)), (s.astype(np.complex64),)
     yield "rfft2", lambda a: lax.fft(a, "RFFT", (3, 3)), (s,)
@@ -342,6 +346,9 @@ def random(n: int, m: int) -> Iterator[Row]:
     yield "split", jax.vmap(lambda k: jax.random.split(k, m)), (keys,)
     yield "unwrap", jax.random.key_data, (keys,)
     yield "wrap", jax.random.wrap_key_data, (np.asarray(jax.random.key_data(keys)),)
+    yield "gamma", lambda k, a: jax.random.gamma(k, a), (key, positive(n, m) * 3)
+    yield "gammas", jax.vmap(lambda k, a: jax.random.gamma(k, a)), (keys, positive(max(n, 1), m) * 3)
+    yield "generator", lambda w: tuple(lax.rng_bit_generator(w, (n, m))), (np.arange(4, dtype=np.uint32),)
     yield "seed", jax.vmap(jax.random.key), (integers(max(n, 1)),)
 
 

@@ -156,12 +156,14 @@ def option_jobs(case: Case, sizes: Sizes, limit: int = 0) -> list[Job]:
         expanded = expand(rule, option, [[] for _ in node.ins], sizes)
         if expanded is None:
             continue
-        inputs = dict(zip(node.ins, expanded.operands, strict=True))
+        layouts = list(zip(node.ins, expanded.operands, strict=True))
         if not all(
-            allowed(layout, program.aval(ref).dtype) and not (isinstance(ref, Constant) and layout.partial)
-            for ref, layout in inputs.items()
+            allowed(layout, program.aval(ref).dtype)
+            and not (isinstance(ref, Constant) and layout.partial)
+            for ref, layout in layouts
         ):
             continue
+        inputs = {ref: layout for ref, layout in layouts if not isinstance(ref, Constant)}
         planned_node = PlannedNode(
             node, rule, (), expanded.operands, expanded.results, expanded.axes
         )

@@ -31,7 +31,7 @@ _FLOAT_1 = (
     "positive prod ptp rad2deg radians ravel real reciprocal rint rot90 round sign signbit sin sinc "
     "sinh sqrt square std sum tan tanh trace transpose tril triu trunc var vander argmax "
     "argmin argsort sort all any count_nonzero cov corrcoef nan_to_num nanargmax "
-    "nanargmin spacing frexp modf cumulative_sum cumulative_prod unwrap trapezoid "
+    "nanargmin spacing frexp modf unwrap trapezoid "
     "diag diagflat atleast_3d ones_like zeros_like logical_not"
 ).split()
 _FLOAT_2 = (
@@ -118,6 +118,8 @@ def _numpy() -> Iterator[Traced]:
         "lexsort": (lambda a: jnp.lexsort((a, a)), v),
         "partition": (lambda a: jnp.partition(a, 1), x),
         "argpartition": (lambda a: jnp.argpartition(a, 1), x),
+        "cumulative_sum": (lambda a: jnp.cumulative_sum(a, axis=0), x),
+        "cumulative_prod": (lambda a: jnp.cumulative_prod(a, axis=0), x),
         "cummax": (lambda a: lax.cummax(a), x),
         "cumlogsumexp": (lambda a: lax.cumlogsumexp(a), x),
         "apply_along_axis": (lambda a: jnp.apply_along_axis(jnp.sum, 0, a), x),
@@ -169,12 +171,12 @@ def _random() -> Iterator[Traced]:
     draws: dict[str, Callable[[jax.Array], Any]] = {
         name: (lambda k, f=getattr(jax.random, name): f(k, shape=(4, 6)))
         for name in (
-            "bits uniform normal exponential gumbel laplace logistic cauchy rademacher rayleigh "
-            "maxwell bernoulli truncated_normal"
+            "bits uniform normal exponential gumbel laplace logistic cauchy rademacher "
+            "maxwell bernoulli"
         ).split()
-        if name != "truncated_normal"
     }
     draws["truncated_normal"] = lambda k: jax.random.truncated_normal(k, -1.0, 1.0, (4, 6))
+    draws["rayleigh"] = lambda k: jax.random.rayleigh(k, 1.0, (4, 6))
     draws["randint"] = lambda k: jax.random.randint(k, (4, 6), 0, 9)
     draws["gamma"] = lambda k: jax.random.gamma(k, p)
     draws["loggamma"] = lambda k: jax.random.loggamma(k, p)
@@ -202,7 +204,7 @@ def _random() -> Iterator[Traced]:
     draws["permutation"] = lambda k: jax.random.permutation(k, x)
     draws["split"] = lambda k: jax.random.split(k, 3)
     draws["fold_in"] = lambda k: jax.random.fold_in(k, 3)
-    draws["key_data"] = lambda k: jax.random.wrap_key_data(jax.random.key_data(k))
+    draws["key_data"] = lambda k: jax.random.wrap_key_data(jax.random.key_data(jax.random.split(k, 4)))
     draws["rng_bit_generator"] = lambda k: lax.rng_bit_generator(jax.random.key_data(jax.random.key(0, impl="rbg")), (4,))
     draws["seed"] = lambda k: jax.random.key(jnp.int32(3))
     draws["clone"] = jax.random.clone
@@ -238,14 +240,14 @@ def _linalg() -> Iterator[Traced]:
     yield "linalg.cond", jnp.linalg.cond, (batch,)
     yield "linalg.multi_dot", lambda a: jnp.linalg.multi_dot([a, a]), (s,)
     yield "linalg.triangular_solve", lambda a: jax.scipy.linalg.solve_triangular(a, a), (s,)
-    yield "linalg.lu", lambda a: jax.scipy.linalg.lu(a), (batch,)
+    yield "linalg.lu", jax.scipy.linalg.lu, (s,)
     yield "linalg.expm", jax.scipy.linalg.expm, (s,)
     yield "linalg.cho_solve", lambda a: jax.scipy.linalg.cho_solve((a, True), a), (s,)
-    yield "linalg.schur", jax.scipy.linalg.schur, (s,)
-    yield "linalg.hessenberg", jax.scipy.linalg.hessenberg, (s,)
-    yield "linalg.tridiagonal_solve", lax.linalg.tridiagonal_solve, (v, v, v, v[:, None])
-    yield "linalg.householder_product", lax.linalg.householder_product, (s, v[:4])
-    yield "linalg.tridiagonal", lambda a: lax.linalg.tridiagonal(a), (s,)
+    yield "linalg.schur", jax.vmap(jax.scipy.linalg.schur), (batch,)
+    yield "linalg.hessenberg", lax.linalg.hessenberg, (batch,)
+    yield "linalg.tridiagonal_solve", lax.linalg.tridiagonal_solve, (x, x, x, x[..., None])
+    yield "linalg.householder_product", lax.linalg.householder_product, (batch, batch[:, 0])
+    yield "linalg.tridiagonal", lax.linalg.tridiagonal, (batch,)
     for name in "fft ifft rfft irfft fft2 ifft2 rfft2 fftn hfft ihfft fftshift ifftshift".split():
         yield f"fft.{name}", getattr(jnp.fft, name), (x,)
     for method in ("nearest", "linear", "cubic", "lanczos3"):
@@ -284,13 +286,12 @@ def _flax() -> Iterator[Traced]:
         if layer is None:
             yield f"nnx.{name}", arg, (image,)
             continue
-        graph, state = nnx.split(layer)
-        float_state, rest = state.filter(nnx.Param), state.filter(nnx.Not(nnx.Param))
+        graph, float_state, rest = nnx.split(layer, nnx.Param, ...)
 
-        def apply(params: Any, arg: Any, graph: Any = graph, rest: Any = rest) -> Any:
+        def apply(params: Any, rest: Any, arg: Any, graph: Any = graph) -> Any:
             return nnx.merge(graph, params, rest)(arg)
 
-        yield f"nnx.{name}", apply, (float_state, arg)
+        yield f"nnx.{name}", apply, (float_state, rest, arg)
 
 
 def _optax() -> Iterator[Traced]:
@@ -329,11 +330,12 @@ def library() -> Iterator[Traced]:
 
 
 def _is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else False
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return not is_key and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def gradient(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The gradient of the sum of a function's float results, or `None` where it has no float arguments."""
+    """The gradient of the squares of a function's results; `None` where it has no float arguments."""
     leaves, tree = jax.tree.flatten(args)
     floats = [n for n, leaf in enumerate(leaves) if _is_float(leaf) and jnp.isrealobj(leaf)]
     if not floats:
