@@ -36,6 +36,7 @@ MESHES = {
 NAMES: dict[str, Any] = {
     "jax": jax, "jnp": jnp, "lax": lax, "np": np, "mp": mp,
     "Shard": Shard, "Replicate": Replicate, "Partial": Partial,
+    "ReduceType": mp.ReduceType,
 }  # fmt: skip
 _MAX_ELEMENTS = 600
 _BITS = {"float32": 22, "bfloat16": 7}
@@ -125,6 +126,17 @@ class RandomProgram:
         scope = {**NAMES, "mesh": MESHES[self.mesh]}
         exec(self.source, scope)
         return scope["program"]
+
+    @property
+    def without_annotations(self) -> RandomProgram:
+        """The program for one device."""
+        lines = tuple(
+            Line("{0}", line.operands)
+            if line.text.startswith(("mp.shard_tensor", "mp.reshard"))
+            else line
+            for line in self.lines
+        )
+        return replace(self, lines=lines)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """The results."""
