@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from meshpar._jax import closed, sub_jaxprs
+from meshpar._jax import closed, sub_jaxprs, without_dead_code
 from meshpar.compiler.partition import run_node
 from meshpar.compiler.planned import PlannedNode, PlannedProgram
 from meshpar.placements.blocks import local_shape, shards_on
@@ -33,12 +34,15 @@ _KINDS = {
 }
 
 
-def emitted_collectives(planned: PlannedProgram, node: PlannedNode) -> list[Sent]:
+def emitted_collectives(
+    planned: PlannedProgram, node: PlannedNode, used: Collection[int]
+) -> list[Sent]:
     """Kind, axes and bytes of each collective that a rule's own program holds.
 
     Args:
       planned: the program that the operation is in.
       node: the operation.
+      used: the values that are taken: what makes only others is not run.
     """
     if node.why == "manual":
         return _sent(node.node.params["jaxpr"], planned)
@@ -68,7 +72,8 @@ def emitted_collectives(planned: PlannedProgram, node: PlannedNode) -> list[Sent
         out_specs=P(),
         check_vma=False,
     )
-    return list(_sent(jax.make_jaxpr(local)(*blocks), planned))
+    taken = [value in used for value in node.node.outs]
+    return _sent(without_dead_code(jax.make_jaxpr(local)(*blocks), taken), planned)
 
 
 def _sent(jaxpr: Any, planned: PlannedProgram) -> list[Sent]:

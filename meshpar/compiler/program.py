@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,6 +92,11 @@ class Program:
     def aval(self, ref: Ref) -> Any:
         """Shape and dtype of an operand."""
         return ref.aval if isinstance(ref, Constant) else self.avals[ref]
+
+    def used(self) -> frozenset[int]:
+        """The numbers of the values that an operation or the caller takes."""
+        refs = itertools.chain(self.outputs, *(node.ins for node in self.nodes))
+        return frozenset(ref for ref in refs if not isinstance(ref, Constant))
 
     def new(self, aval: Any) -> int:
         """The number of a new value."""

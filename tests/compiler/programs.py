@@ -146,7 +146,7 @@ class RandomProgram:
     def gradients(self, *args: Any) -> tuple[Any, ...]:
         """Of the sum of all float results, for each float argument."""
         wrt = tuple(i for i, info in enumerate(self.inputs) if info.is_float)
-        if not self.gradient or not wrt:
+        if not self.gradient or not wrt or "while_loop" in self.source:
             return ()
 
         def loss(*args: Any) -> jax.Array:
@@ -159,8 +159,9 @@ class RandomProgram:
     @property
     def asked(self) -> tuple[list[Any] | None, ...]:
         """The placements of all results, those of gradients included."""
-        floats = sum(info.is_float for info in self.inputs) if self.gradient else 0
-        return (*self.out_placements, *([None] * floats))
+        floats = sum(info.is_float for info in self.inputs)
+        has = self.gradient and "while_loop" not in self.source
+        return (*self.out_placements, *([None] * floats * has))
 
     def __str__(self) -> str:
         inputs = [
