@@ -58,6 +58,6 @@ notebooks: $(STAMP) ## open the notebooks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
 	$(BIN)/jupyter lab notebooks
 
-clean: ## remove environments, caches and runs
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs build dist
+clean: ## remove environments and caches, not runs/
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

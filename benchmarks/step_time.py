@@ -4,14 +4,12 @@ Both run in this process on the same devices, step by step in turns, and the ord
 round, so that a busy machine hits both alike; the figures are medians over all steps. Their ratio
 says what `to_static` costs on top: nothing, it should be.
 
-    python benchmarks/step_time.py [--steps 60]
+    python -m benchmarks.step_time [--steps 60] [--partitioner xla]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import meshpar as mp
+from benchmarks.timing import measure
 from meshpar.models import Decoder, DecoderConfig, axes_for, cross_entropy, rules_for
 
 MESHES = {
@@ -91,7 +90,7 @@ def by_hand(mesh, tx, data):
     return run
 
 
-def by_to_static(mesh, tx, data):
+def by_to_static(mesh, tx, data, partitioner):
     """The same step by `mp.to_static`: `() -> loss`."""
     home = mp.ProcessMesh.from_jax(mesh)
     model = Decoder(CONFIG, rngs=nnx.Rngs(0))
@@ -103,29 +102,15 @@ def by_to_static(mesh, tx, data):
         return mp.shard_tensor(x, home, cuts)
 
     nnx.update(model, jax.tree.map(placed, params, specs_of(params, mesh)))
-    dm = mp.to_static(model, loss=cross_entropy, optimizer=tx)
+    dm = mp.to_static(model, loss=cross_entropy, optimizer=tx, partitioner=partitioner)
     dm.train()
     return lambda: dm(*data)
-
-
-def measure(runs, steps):
-    """Median seconds per step of each, run in turns."""
-    times = [[] for _ in runs]
-    for run in runs:
-        for _ in range(3):
-            jax.block_until_ready(run())
-    for turn in range(steps):
-        order = [*range(len(runs))]
-        for which in order if turn % 2 else reversed(order):
-            start = time.perf_counter()
-            jax.block_until_ready(runs[which]())
-            times[which].append(time.perf_counter() - start)
-    return [statistics.median(each) for each in times]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--partitioner", choices=("meshpar", "xla"), default="meshpar")
     args = parser.parse_args()
     mp.set_host_device_count(8)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
@@ -142,7 +127,7 @@ def main():
         tokens = rng.integers(0, CONFIG.vocab_size, (2, BATCH, CONFIG.max_seq_len), np.int32)
         cut = NamedSharding(mesh, PartitionSpec(next(a for a in axes if a != "tp")))
         data = [jax.device_put(jnp.asarray(x), cut) for x in tokens]
-        runs = [by_hand(mesh, tx, data), by_to_static(mesh, tx, data)]
+        runs = [by_hand(mesh, tx, data), by_to_static(mesh, tx, data, args.partitioner)]
         hand, ours = measure(runs, args.steps)
         differ = abs(float(runs[0]()) / float(runs[1]()) - 1)
         table.add_row(

@@ -1,6 +1,10 @@
 """The public names for type checkers; at run time `__init__.py` imports them late."""
 
 from meshpar import models as models
+from meshpar import rules as rules
+from meshpar import schedules as schedules
+from meshpar.compiler.check import check as check
+from meshpar.compiler.explain import explain as explain
 from meshpar.compiler.jit import jit as jit
 from meshpar.errors import DistTensorError as DistTensorError
 from meshpar.errors import MeshError as MeshError

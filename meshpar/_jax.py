@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeGuard, TypeVar
 
 import jax
 import jax.extend.core as jex_core
+from jax import lax
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
@@ -43,26 +44,50 @@ def is_key_array(x: object) -> bool:
 
 
 def linear_primitive(
-    name: str, *, program: Rule, transposed: Callable[[dict[str, Any]], dict[str, Any]], batch: Rule
-) -> jex_core.Primitive:
+    name: str,
+    *,
+    program: Rule,
+    lowers: Callable[[dict[str, Any]], bool],
+    transposed: Callable[[dict[str, Any]], dict[str, Any]],
+    batched: Callable[[dict[str, Any], int], dict[str, Any]],
+) -> Callable[..., jax.Array]:
     """A primitive that leaves its one operand's value, shape and dtype as they are.
 
     Args:
       name: the name shown in jaxprs.
       program: `(x, **params) -> x`, what it lowers to.
+      lowers: whether it can be lowered here, from the parameters.
       transposed: the parameters of the same primitive on the cotangent.
-      batch: `(x, dim, **params) -> x`, applied to an operand with one more dim at `dim`.
+      batched: the parameters on an operand with one more dim, at the position given.
+
+    Returns:
+      `(x, **params) -> x`. The equation also holds the program as a jaxpr, `lowering`, because
+      `jax.jit` takes its devices from the constraints that it finds in jaxprs.
     """
     primitive = jex_core.Primitive(name)
+
+    def bind(x: Any, **params: Any) -> Any:
+        lowering = None
+        if lowers(params):
+            struct = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            lowering = jax.make_jaxpr(lambda y: program(y, **params))(struct)
+        return primitive.bind(x, lowering=lowering, **params)
+
+    def again(x: Any, params: dict[str, Any]) -> Any:
+        return bind(x, **{k: v for k, v in params.items() if k != "lowering"})
+
+    def run(x: Any, *, lowering: Any, **params: Any) -> Any:
+        return program(x, **params)
+
     primitive.def_abstract_eval(lambda aval, **params: aval)
-    primitive.def_impl(lambda x, **params: jax.jit(lambda y: primitive.bind(y, **params))(x))
-    mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=False))
-    ad.deflinear2(primitive, lambda ct, x, **params: [primitive.bind(ct, **transposed(params))])
+    primitive.def_impl(lambda x, **params: jax.jit(lambda y: again(y, params))(x))
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
+    ad.deflinear2(primitive, lambda ct, x, **params: [again(ct, transposed(params))])
     batching.primitive_batchers[primitive] = lambda args, dims, **params: (
-        batch(args[0], dims[0], **params),
+        again(args[0], batched(params, dims[0])),
         dims[0],
     )
-    return primitive
+    return bind
 
 
 def refuse_as_argument(cls: type, refuse: Callable[[Any], NoReturn]) -> None:
@@ -124,17 +149,45 @@ def sub_jaxprs(eqn: Any) -> SubJaxprs[Any] | None:
 
 
 def inlined_call(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """The jaxpr that a call stands for once it is differentiated, and its operands, if it is one."""
+    """The jaxpr that a call comes to once it is differentiated, and its operands, if it is one.
+
+    So does a batched loop, whose condition is an array, to one that runs while any of it is true.
+    """
     params, name = eqn.params, eqn.primitive.name
     if name == "custom_linear_solve":
         lengths = params["const_lengths"]
         first = lengths.matvec + lengths.vecmat
         own = eqn.invars[first : first + lengths.solve]
         return params["jaxprs"].solve, [*own, *eqn.invars[sum(lengths) :]]
+    if name == "while" and params["cond_jaxpr"].out_avals[0].ndim:
+        return jax.make_jaxpr(_scalar_while(params))(*(v.aval for v in eqn.invars)), [*eqn.invars]
     if name in _INLINED:
         bodies = sub_jaxprs(eqn)
         return None if bodies is None else (bodies.bodies[0], list(eqn.invars))
     return None
+
+
+def _scalar_while(params: dict[str, Any]) -> Callable[..., Any]:
+    test = jex_core.jaxpr_as_fun(params["cond_jaxpr"])
+    body = jex_core.jaxpr_as_fun(params["body_jaxpr"])
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+
+    def run(*operands: jax.Array) -> Any:
+        of_test, of_body = operands[:first], operands[first : first + second]
+
+        def turn(carry: Sequence[jax.Array]) -> list[jax.Array]:
+            (goes_on,) = test(*of_test, *carry)
+            return [
+                lax.select(lax.broadcast_in_dim(goes_on, x.shape, range(goes_on.ndim)), y, x)
+                for x, y in zip(carry, body(*of_body, *carry), strict=True)
+            ]
+
+        def some(carry: Sequence[jax.Array]) -> jax.Array:
+            return test(*of_test, *carry)[0].any()
+
+        return lax.while_loop(some, turn, list(operands[first + second :]))
+
+    return run
 
 
 _INLINED = frozenset(

@@ -13,4 +13,4 @@ def test_the_example_runs(capsys):
     text = capsys.readouterr().out
     first, last = map(float, re.match(r"(\S+) -> (\S+)", text).groups())
     assert last < first
-    assert "all-reduce" in text and "[Shard(0), Shard(1)] on ProcessMesh(dp=2, tp=4)" in text
+    assert "all_reduce" in text and "[Shard(0), Shard(1)] on ProcessMesh(dp=2, tp=4)" in text

@@ -17,6 +17,7 @@ from typing import Any
 from meshpar.compiler.annotations import annotated_layout, manual_layouts
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider, WishKey
+from meshpar.compiler.hoist import hoist_reductions
 from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
@@ -68,7 +69,8 @@ def _propagate(
         layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    return _Forward(program, decider, wishes, leave_pending).run(chosen, outputs)
+    planned = _Forward(program, decider, wishes, leave_pending).run(chosen, outputs)
+    return hoist_reductions(planned)
 
 
 @contextmanager

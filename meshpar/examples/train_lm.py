@@ -32,8 +32,6 @@ from meshpar import models
 from meshpar.examples.corpus import Corpus, batches, load_corpus
 from meshpar.examples.stop_request import StopRequest
 
-console = Console()
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the example.
@@ -50,26 +48,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     number = jax.device_count()
     tp = math.gcd(number, 4)  # the model has 4 heads
     mesh = mp.ProcessMesh.create({"dp": number // tp, "tp": tp})
-    console.print(f"{number} {jax.devices()[0].platform} device(s): {mesh}")
+    print(f"{number} {jax.devices()[0].platform} device(s): {mesh}")
     corpus = load_corpus()
-    console.print(
-        f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} to validate"
-    )
+    print(f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} to validate")
     dm = make_model(mesh, options)
     done = restore(dm, options.resume) if options.resume else 0
+    if done >= options.steps:
+        print(f"{options.resume} has {done} steps already; a larger --steps trains longer.")
+        return 0
+    print(f"steps {done + 1} to {options.steps}, checkpoints in {options.save}")
     try:
         with StopRequest() as stop:
             done = train(dm, corpus, done, options, stop)
         if done < options.steps:
-            console.print(f"Ctrl-C: stopped after {done} of {options.steps} steps.")
-            console.print(f"Go on: python -m meshpar.examples.train_lm --resume {options.save}")
+            print(f"Ctrl-C: stopped after {done} of {options.steps} steps.")
+            print(f"Go on: python -m meshpar.examples.train_lm --resume {options.save}")
             return 130
         report(dm, corpus, options)
     except FloatingPointError as error:
-        console.print(f"{error}. --nan=continue would go on. Checkpoints are in {options.save}.")
+        print(f"{error}. --nan=continue would go on. Checkpoints are in {options.save}.")
         return 1
     except KeyboardInterrupt:
-        console.print(f"Ctrl-C: the newest checkpoint in {options.save} is whole.")
+        print(f"Ctrl-C: the newest checkpoint in {options.save} is whole.")
         return 130
     return 0
 
@@ -195,11 +195,10 @@ def report(dm: mp.DistModel, corpus: Corpus, options: argparse.Namespace) -> Non
     table = Table("parameter", "shape", *dm.mesh.dim_names, title="Placements of the parameters")
     for name, value in dm.state_dict("param").items():
         table.add_row(name, str(value.shape), *map(str, mp.placements_of(value) or []))
-    console.print(table)
-    console.print("Collectives of the compiled step", dm.collectives(), sep="\n")
-    console.print(bytes(np.asarray(sample[0], np.uint8)).decode(errors="replace"), markup=False)
-    console.print(f"\nvalidation loss {validation_loss(dm, corpus, options):.3f} nats per byte")
-    console.print(f"checkpoint in {options.save}")
+    Console().print(table, "Collectives of the compiled step", dm.collectives(), sep="\n")
+    print(bytes(np.asarray(sample[0], np.uint8)).decode(errors="replace"))
+    print(f"\nvalidation loss {validation_loss(dm, corpus, options):.3f} nats per byte")
+    print(f"checkpoint in {options.save}")
 
 
 def validation_loss(dm: mp.DistModel, corpus: Corpus, options: argparse.Namespace) -> float:

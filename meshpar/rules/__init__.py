@@ -9,9 +9,9 @@ a function from the operands' avals and the equation's parameters to a `Rule`:
     def my_matmul(lhs, rhs, **params):
         return rules.einsum("mk,kn->mn", [lhs, rhs])
 
-Equal letters are cut alike, a letter that the result lacks leaves it pending a sum. `rules.rule` has
-the rest: which pending reductions pass through, which dims must be whole, how parameters that name
-sizes change for local blocks, and how a device learns where its block begins.
+Equal letters are cut alike, a letter that the result lacks leaves it pending a sum. `rules.rule`
+has the rest: which pending reductions pass through, which dims must be whole, how parameters that
+name sizes change for local blocks, and how a device learns where its block begins.
 """
 
 from meshpar.rules import (
@@ -38,8 +38,8 @@ __all__ = [
     "Rule",
     "contraction",
     "convolution",
-    "einsum",
     "dynamic_slices",
+    "einsum",
     "elementwise",
     "find_rule",
     "gather",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,100 +12,123 @@ from meshpar.rules.rule import SUM_LIKE, Aval, Dim, Emission, Pass, Rule
 from meshpar.rules.windows import dilated_rows, window_spans
 
 
+class _Space(NamedTuple):
+    """One spatial dim: its place in the operands and the result, and how the window moves."""
+
+    name: str
+    lhs: int
+    rhs: int
+    out: int
+    rows: int
+    window: int
+    stride: int
+    low: int
+    high: int
+    base: int  # row i of the left operand stands at i * base
+    spread: int  # row i of the window at i * spread
+
+    @property
+    def reach(self) -> int:
+        """From the first row of a window to its last."""
+        return (self.window - 1) * self.spread
+
+    @property
+    def results(self) -> int:
+        """The rows of the result."""
+        span = max(self.rows - 1, 0) * self.base + (self.rows > 0) + self.low + self.high
+        return max((span - self.reach - 1) // self.stride + 1, 0)
+
+    @property
+    def over_window(self) -> bool:
+        """Whether the dim is cut with the window's dim: the wider one, as in weights' gradients."""
+        return self.window > self.results
+
+    def halo(self, at: Emission, x: jax.Array) -> jax.Array:
+        """The rows, dilated and padded, that this device's part of the window or result needs."""
+        if self.over_window:
+            step, mine, reach = self.spread, self.window, (self.results - 1) * self.stride
+        else:
+            step, mine, reach = self.stride, self.results, self.reach
+        spans = window_spans(at.ranges(self.name, mine), step, self.low, reach)
+        return dilated_rows(at, x, self.lhs, self.name, self.rows, self.base, spans, 0)
+
+
+def _spaces(lhs: Aval, rhs: Aval, params: dict[str, Any]) -> list[_Space]:
+    dn = params["dimension_numbers"]
+    moves = zip(
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        strict=True,
+    )
+    places = zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
+    return [
+        _Space(f"s{i}", x, k, out, lhs.shape[x], rhs.shape[k], stride, low, high, base, spread)
+        for i, ((x, k, out), (stride, (low, high), base, spread)) in enumerate(
+            zip(places, moves, strict=True)
+        )
+    ]
+
+
 @rule_for("conv_general_dilated")
-def conv_general_dilated(
-    lhs: Aval,
-    rhs: Aval,
-    *,
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
-    dimension_numbers: Any,
-    feature_group_count: int,
-    batch_group_count: int,
-    **_: Any,
-) -> Rule:
+def conv_general_dilated(lhs: Aval, rhs: Aval, **params: Any) -> Rule:
     """`ncs,ock->nos` with c reduced; groups g are the major part of the dims that they divide.
 
     A spatial dim s is cut with the result's, and each device fetches its halo of the left operand.
     Where the window is wider than the result, as in the gradient of the weights, s is cut with the
     window's dim instead, and the result is pending a sum.
     """
-    dn = dimension_numbers
-    (batch, feature, *space), (rhs_out, rhs_in, *window) = dn.lhs_spec, dn.rhs_spec
-    out_batch, out_feature, *out_space = dn.out_spec
-    places = range(len(space))
-    groups: Dim = ("g",) if feature_group_count > 1 else ()
-    batches: Dim = ("b",) if batch_group_count > 1 else ()
-    lhs_dims: list[Dim] = [()] * lhs.ndim
-    rhs_dims: list[Dim] = [()] * rhs.ndim
-    out_dims: list[Dim] = [()] * lhs.ndim
-    lhs_dims[batch], lhs_dims[feature] = (*batches, "n"), (*groups, "c")
-    rhs_dims[rhs_out], rhs_dims[rhs_in] = (*groups, *batches, "o"), ("c",)
-    out_dims[out_batch], out_dims[out_feature] = ("n",), (*groups, *batches, "o")
-    divisor = feature_group_count * batch_group_count
-    sizes = {
-        "g": feature_group_count,
-        "b": batch_group_count,
-        "n": lhs.shape[batch] // batch_group_count,
-        "c": rhs.shape[rhs_in],
-        "o": rhs.shape[rhs_out] // divisor,
+    dn, spaces = params["dimension_numbers"], _spaces(lhs, rhs, params)
+    groups, batches = params["feature_group_count"], params["batch_group_count"]
+    grouped: Dim = (*(["g"] if groups > 1 else []), *(["b"] if batches > 1 else []))
+    of_lhs: dict[int, Dim] = {
+        dn.lhs_spec[0]: (*(n for n in grouped if n == "b"), "n"),
+        dn.lhs_spec[1]: (*(n for n in grouped if n == "g"), "c"),
     }
-    reach = [(rhs.shape[window[i]] - 1) * rhs_dilation[i] for i in places]
-    results = [
-        max(
-            0,
-            (max(lhs.shape[space[i]] - 1, 0) * lhs_dilation[i] + 1 + sum(padding[i]) - reach[i] - 1)
-            // window_strides[i]
-            + 1,
-        )
-        for i in places
-    ]
-    over_window = [rhs.shape[window[i]] > results[i] for i in places]
-    for i in places:
-        name, other = f"s{i}", f"w{i}"
-        lhs_dims[space[i]] = (name,)
-        rhs_dims[window[i]] = (name,) if over_window[i] else (other,)
-        out_dims[out_space[i]] = (other,) if over_window[i] else (name,)
-        sizes |= {
-            name: lhs.shape[space[i]],
-            other: results[i] if over_window[i] else rhs.shape[window[i]],
-        }
+    of_rhs: dict[int, Dim] = {dn.rhs_spec[0]: (*grouped, "o"), dn.rhs_spec[1]: ("c",)}
+    of_out: dict[int, Dim] = {dn.out_spec[0]: ("n",), dn.out_spec[1]: (*grouped, "o")}
+    sizes = {
+        "g": groups,
+        "b": batches,
+        "n": lhs.shape[dn.lhs_spec[0]] // batches,
+        "c": rhs.shape[dn.rhs_spec[1]],
+        "o": rhs.shape[dn.rhs_spec[0]] // (groups * batches),
+    }
+    for space in spaces:
+        own, other = (space.name,), (f"{space.name}whole",)
+        of_lhs[space.lhs] = own
+        of_rhs[space.rhs], of_out[space.out] = (own, other) if space.over_window else (other, own)
+        sizes[space.name] = space.rows
+        sizes[other[0]] = space.results if space.over_window else space.window
 
     def emit(at: Emission, x: jax.Array, weights: jax.Array) -> list[jax.Array]:
-        pads, dilations = [*padding], [*lhs_dilation]
-        for i in places:
-            if not at.is_cut(f"s{i}"):
-                continue
-            step = rhs_dilation[i] if over_window[i] else window_strides[i]
-            mine = at.ranges(f"s{i}", rhs.shape[window[i]] if over_window[i] else results[i])
-            further = (results[i] - 1) * window_strides[i] if over_window[i] else reach[i]
-            spans = window_spans(mine, step, padding[i][0], further)
-            size = lhs.shape[space[i]]
-            x = dilated_rows(at, x, space[i], f"s{i}", size, dilations[i], spans, 0)
-            pads[i], dilations[i] = (0, 0), 1
+        pads, bases = [*params["padding"]], [*params["lhs_dilation"]]
+        for i, space in enumerate(spaces):
+            if at.is_cut(space.name):
+                x, pads[i], bases[i] = space.halo(at, x), (0, 0), 1
         return at.bind(
             x,
             weights,
             padding=tuple(pads),
-            lhs_dilation=tuple(dilations),
+            lhs_dilation=tuple(bases),
             feature_group_count=at.local_size("g"),
             batch_group_count=at.local_size("b"),
         )
 
-    kept = {name for dim in out_dims for name in dim}
-    reduced = {name for dim in (*lhs_dims, *rhs_dims) for name in dim} - kept
+    reduced = ["c", *(space.name for space in spaces if space.over_window)]
     return Rule(
-        operands=(tuple(lhs_dims), tuple(rhs_dims)),
-        results=(tuple(out_dims),),
+        operands=(_ordered(of_lhs), _ordered(of_rhs)),
+        results=(_ordered(of_out),),
         sizes=sizes,
-        reduce=dict.fromkeys(
-            (n for n in reduced if n == "c" or n.startswith("s")), ReduceType.kRedSum
-        ),
-        blocked=frozenset(name for name in sizes if name.startswith("w")),
-        even=frozenset({*groups, *batches}),
+        reduce=dict.fromkeys(reduced, ReduceType.kRedSum),
+        blocked=frozenset(f"{space.name}whole" for space in spaces),
+        even=frozenset(grouped),
         passes=(Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,))),
         emit=emit,
-        exchanged=frozenset(f"s{i}" for i in places if reach[i] or results[i] != lhs.shape[space[i]]),
+        exchanged=frozenset(space.name for space in spaces),
     )
+
+
+def _ordered(dims: dict[int, Dim]) -> tuple[Dim, ...]:
+    return tuple(dims[d] for d in range(len(dims)))

@@ -28,11 +28,13 @@ def dynamic_slice(x: Aval, *starts: Aval, slice_sizes: Shape, **_: Any) -> Rule:
     out = [n if keep else f"{n}out" for n, keep in zip(names, whole, strict=True)]
     # Reducing a longer slice would send more than gathering the dim.
     short = [
-        d for d, n in enumerate(slice_sizes) if not whole[d] and kind is not None and 2 * n <= x.shape[d]
+        d
+        for d, n in enumerate(slice_sizes)
+        if not whole[d] and kind is not None and 2 * n <= x.shape[d]
     ]
 
-    def emit(at: Emission, block: jax.Array, *where: jax.Array) -> Any:
-        where, sizes = [*where], [*slice_sizes]
+    def emit(at: Emission, block: jax.Array, *starts: jax.Array) -> Any:
+        where, sizes = [*starts], [*slice_sizes]
         for d, name in enumerate(names):
             if whole[d]:
                 sizes[d] = block.shape[d]
@@ -64,8 +66,8 @@ def dynamic_update_slice(x: Aval, update: Aval, *starts: Aval, **_: Any) -> Rule
     whole = [size == full for size, full in zip(update.shape, x.shape, strict=True)]
     new = [n if keep else f"{n}new" for n, keep in zip(names, whole, strict=True)]
 
-    def emit(at: Emission, block: jax.Array, rows: jax.Array, *where: jax.Array) -> Any:
-        where, written = [*where], jnp.asarray(True)
+    def emit(at: Emission, block: jax.Array, rows: jax.Array, *starts: jax.Array) -> Any:
+        where, written = [*starts], jnp.asarray(True)
         for d, name in enumerate(names):
             if at.is_cut(name) and not whole[d]:
                 begin = _inside(where[d], update.shape[d], x.shape[d])

@@ -36,12 +36,12 @@ _register(
     "eq erf_inv ge gt integer_pow is_finite le lt lgamma log log1p "
     "igamma igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta polygamma zeta "
     "ne nextafter not population_count pow rem shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh square tan xor or rsqrt "
+    "shift_right_logical sign sin sinh sqrt square tan xor or rsqrt "
     "erfc reduce_precision one_minus_square eq_to le_to lt_to"
 )
 _UP = (Pass(MONOTONE, (0,)),)
-# Increasing functions: the largest argument gives the largest value.
-_register("cbrt ceil erf exp exp2 expm1 floor logistic round sqrt tanh", _UP)
+# Increasing functions of all numbers: the largest argument gives the largest value.
+_register("cbrt ceil erf exp exp2 expm1 floor logistic round tanh", _UP)
 
 _LINEAR = (Pass(SUM_LIKE, (0,)),)
 _register("neg real imag conj", _LINEAR)

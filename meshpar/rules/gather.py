@@ -101,7 +101,7 @@ def _own_rows(
 
 
 def _through(mode: Any, fill_value: Any, dtype: Any) -> frozenset[ReduceType]:
-    """The reductions that may be pending: those that leave what stands for missing rows as it is."""
+    """The reductions that may be pending: they leave what stands for missing rows as it is."""
     if mode != GatherScatterMode.FILL_OR_DROP:
         return EVERY_KIND
     if jnp.issubdtype(dtype, jnp.inexact) and (fill_value is None or np.isnan(fill_value)):

@@ -21,7 +21,7 @@ class Indexed(NamedTuple):
     Args:
       operand: `o0, o1, ...`; a batch dim has the factor of the indices.
       indices: `i0, i1, ...` of the batch dims, and none for the dim of index vectors.
-      slices: those of the indices and of the operand; a dim of which slices hold a part has its own.
+      slices: those of the indices and of the operand; a dim held in part has its own.
       sizes: the size of each factor.
       chosen: operand dims of which an index chooses one row.
       column: operand dim -> its place in an index vector.

@@ -37,7 +37,8 @@ def batched(
 
     return Rule(
         operands=tuple(
-            dims(n, f"in{i}x", tuple(x.shape)) for i, (x, n) in enumerate(zip(avals, own, strict=True))
+            dims(n, f"in{i}x", tuple(x.shape))
+            for i, (x, n) in enumerate(zip(avals, own, strict=True))
         ),
         results=tuple(dims(n, f"out{i}x") for i, n in enumerate(results)),
         sizes=sizes,
@@ -84,8 +85,9 @@ _register("schur", (2,), lambda params: (2, 2) if params["compute_schur_vectors"
 _register(
     "eig",
     (2,),
-    lambda params: (1,)
-    + (2,) * (params["compute_left_eigenvectors"] + params["compute_right_eigenvectors"]),
+    lambda params: (
+        (1,) + (2,) * (params["compute_left_eigenvectors"] + params["compute_right_eigenvectors"])
+    ),
 )
 
 

@@ -58,7 +58,7 @@ def random_bits(keys: Aval, *, bit_width: int, shape: Shape, **_: Any) -> Rule:
 def _positions(
     at: Emission, names: list[str], shape: Shape, leading: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The row-major position of each element of the block in the whole draw, as two 32-bit words."""
+    """The row-major position of each element in the whole draw, as two 32-bit words."""
     high = low = jnp.zeros((1,) * len(names), jnp.uint32)
     stride = 1
     for dim in reversed(range(len(names))):

@@ -104,9 +104,7 @@ def _rounds(have: Ranges, want: Ranges) -> list[list[Transfer]]:
     rounds: list[list[Transfer]] = []
     # Long ones together, so that few short ones are padded to the length of a long one.
     for transfer in sorted(between, key=lambda t: (t[2] - t[3], t[1] - t[0])):
-        free = (
-            r for r in rounds if all(transfer[0] != t[0] and transfer[1] != t[1] for t in r)
-        )
+        free = (r for r in rounds if all(transfer[0] != t[0] and transfer[1] != t[1] for t in r))
         room = next(free, None)
         if room is None:
             rounds.append([transfer])

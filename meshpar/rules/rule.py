@@ -23,8 +23,18 @@ import numpy as np
 
 from meshpar.placements.types import ReduceType
 
-__all__ = ["Aval", "Dim", "Emission", "Emit", "LocalParams", "Pass", "Rule", "addition", "einsum", "letters"]
-
+__all__ = [
+    "Aval",
+    "Dim",
+    "Emission",
+    "Emit",
+    "LocalParams",
+    "Pass",
+    "Rule",
+    "addition",
+    "einsum",
+    "letters",
+]
 
 
 class Aval(Protocol):
@@ -33,9 +43,9 @@ class Aval(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
-    def dtype(self) -> Any: ...  # a numpy dtype, or JAX's dtype of typed keys
-    @property
     def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...  # a numpy dtype, or JAX's dtype of typed keys
 
 
 Dim = tuple[str, ...]
@@ -101,7 +111,7 @@ class Emission(Protocol):
         ...
 
     def ranges(self, factor: str, size: int) -> tuple[tuple[int, int], ...]:
-        """The rows (start, stop) of each device along the factor, of a dim of `size` cut like it."""
+        """The rows (start, stop) of each device along it, of a dim of `size` cut like it."""
         ...
 
     def position(self, factor: str) -> jax.Array:

@@ -27,9 +27,7 @@ def _register(name: str, kind: ReduceType | None) -> None:
     register(name, rule)
 
 
-def _scatter(
-    operand: Aval, indices: Aval, updates: Aval, dn: Any, kind: ReduceType | None
-) -> Rule:
+def _scatter(operand: Aval, indices: Aval, updates: Aval, dn: Any, kind: ReduceType | None) -> Rule:
     dropped = {*dn.inserted_window_dims, *dn.operand_batching_dims}
     sizes = iter(updates.shape[d] for d in dn.update_window_dims)
     dims = indexed(

@@ -170,7 +170,10 @@ def tile(x: Aval, *, reps: Shape, **_: Any) -> Rule:
     times = {f"{n}times": r for n, r in zip(names, reps, strict=True)}
 
     def local(params: Params, ins: Sequence[Shape], outs: Sequence[Shape]) -> Params:
-        return {**params, "reps": tuple(o // max(i, 1) for i, o in zip(ins[0], outs[0], strict=True))}
+        return {
+            **params,
+            "reps": tuple(o // max(i, 1) for i, o in zip(ins[0], outs[0], strict=True)),
+        }
 
     moved = {n for n, r in zip(names, reps, strict=True) if r > 1}
     return Rule(
@@ -209,4 +212,9 @@ def unstack(x: Aval, *, axis: int, **_: Any) -> Rule:
 def made(*, shape: Shape = (), **_: Any) -> Rule:
     """`->`: scalars that are made of nothing."""
     names = letters(len(shape))
-    return Rule((), (tuple((n,) for n in names),), dict(zip(names, shape, strict=True)), blocked=frozenset(names))
+    return Rule(
+        (),
+        (tuple((n,) for n in names),),
+        dict(zip(names, shape, strict=True)),
+        blocked=frozenset(names),
+    )

@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from meshpar.placements.reductions import identity
-from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import rule_for
 from meshpar.rules.rows import fetch, pick, take_rows
 from meshpar.rules.rule import EVERY_KIND, Aval, Emission, Pass, Rule, addition, letters

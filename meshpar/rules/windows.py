@@ -73,7 +73,7 @@ def window_spans(out: Ranges, stride: int, low: int, reach: int) -> Ranges:
 
 
 def _windowed(count: int, fillers: Filler, passes: tuple[Pass, ...] = ()) -> Callable[..., Rule]:
-    """A rule of windows over the first `count` operands (0 for half of them); the rest are scalars."""
+    """A rule of windows over the first `count` operands, 0 for half; the rest are scalars."""
 
     def rule(
         *avals: Aval,
@@ -177,7 +177,7 @@ def select_and_scatter_add(
             window, stride, low = window_dimensions[d], window_strides[d], padding[d][0]
             mine = at.ranges(names[d], x.shape[d])
             rows = block.shape[d]
-            # The windows from the first that reaches the first row to the last that the last one is in.
+            # The windows that touch this device's rows, from the first to the last.
             first = [-(-(start + low - window + 1) // stride) for start, _ in mine]
             count = max(
                 (start + rows - 1 + low) // stride - f + 1

@@ -51,12 +51,16 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, capsys):
     capsys.readouterr()
     # The options of the first part come from its checkpoint, but for --steps.
     assert train_lm.main(["--resume", str(parts), "--steps", "5"]) == 0
-    assert f"validation loss {loss:.3f}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "steps 3 to 5" in text and f"validation loss {loss:.3f}" in text
     lhs, rhs = saved(whole), saved(parts)
     assert lhs.keys() == rhs.keys() and lhs["done"] == rhs["done"] == 5
     for name, value in lhs.items():
         assert np.array_equal(value, rhs[name]), name
     assert any(name.startswith("opt.") and np.any(value) for name, value in lhs.items())
+
+    assert train_lm.main(["--resume", str(parts)]) == 0
+    assert "has 5 steps already; a larger --steps" in capsys.readouterr().out
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path, capsys):
@@ -76,7 +80,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path, capsys):
         text, _ = process.communicate(timeout=120)
     assert process.returncode == 130, text
     done = int(re.search(r"Ctrl-C: stopped after (\d+) of 1000000 steps", text)[1])
-    assert f"--resume {tmp_path}" in text.replace("\n", "")
+    assert f"--resume {tmp_path}" in text
     assert mp.checkpoint_contents(tmp_path)["done"] == done
     assert train_lm.main(["--resume", str(tmp_path), "--steps", str(done + 1)]) == 0
     assert f"{done + 1}/{done + 1}" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """The operations that the rules are tested on: one table per family, for any shapes."""
 
+# ruff: noqa: E731, PLW0108 - tables of functions are what this file is
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,33 +11,15 @@ import numpy as np
 from jax import lax
 
 from tests.rules.harness import Case
+from tests.rules.values import booleans, eighths, integers, positive
+from tests.rules.window_cases import convolution, windows
 
 Shape = tuple[int, ...]
 
 
-def eighths(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
-    """Distinct small multiples of 1/8 in random order: sums and splits of them are exact."""
-    count = int(np.prod(shape))
-    return ((np.random.default_rng(seed).permutation(count) - count // 2) / 8).reshape(shape).astype(dtype)
-
-
-def positive(*shape: int, seed: int = 0) -> np.ndarray:
-    """Values between 0 and 1, in the open."""
-    count = int(np.prod(shape))
-    return ((np.random.default_rng(seed).permutation(count) + 1) / (count + 2)).reshape(shape).astype(np.float32)
-
-
-def integers(*shape: int, seed: int = 0, high: int = 9, dtype: Any = np.int32) -> np.ndarray:
-    """Small integers, some of them equal."""
-    return np.random.default_rng(seed).integers(0, high, shape).astype(dtype)
-
-
-def booleans(*shape: int, seed: int = 0) -> np.ndarray:
-    """True and false."""
-    return np.random.default_rng(seed).integers(0, 2, shape).astype(bool)
-
-
-def cases(shape: Shape, table: Callable[..., Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]]) -> list[Case]:
+def cases(
+    shape: Shape, table: Callable[..., Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]]
+) -> list[Case]:
     """A table's cases for one shape."""
     return [Case(f"{name}{shape}", fn, args) for name, fn, args in table(*shape)]
 
@@ -47,7 +31,11 @@ def elementwise(n: int, m: int) -> Iterator[Row]:
     """One of each kind of elementwise rule; the rest differ by name only."""
     x, y, p = eighths(n, m), eighths(n, m, seed=1), positive(n, m)
     b, i = booleans(n, m), integers(n, m)
-    for name in ("sin", "neg", "exp", "floor", "abs", "square"):
+    for name in (
+        *("sin", "neg", "abs", "square", "sqrt", "rsqrt", "log", "log1p", "sign", "is_finite"),
+        *("cbrt", "ceil", "erf", "exp", "exp2", "expm1", "floor", "logistic", "round", "tanh"),
+        *("erfc", "erf_inv", "lgamma", "digamma", "tan", "asin", "acosh", "atanh"),
+    ):
         yield name, getattr(lax, name), (x,)
     for name in ("add", "sub", "mul", "max", "min", "atan2"):
         yield name, getattr(lax, name), (x, y)
@@ -58,7 +46,11 @@ def elementwise(n: int, m: int) -> Iterator[Row]:
     yield "not", lax.bitwise_not, (b,)
     yield "select", lax.select_n, (b, x, y)
     yield "clamp", lambda lo, a, hi: lax.clamp(lo, a, hi), (y - 1, x, y + 1)
-    yield "clamp scalars", lambda lo, a, hi: lax.clamp_p.bind(lo, a, hi), (np.float32(-1), x, np.float32(1))
+    yield (
+        "clamp scalars",
+        lambda lo, a, hi: lax.clamp_p.bind(lo, a, hi),
+        (np.float32(-1), x, np.float32(1)),
+    )
     yield "f32->bf16", lambda a: lax.convert_element_type(a, jnp.bfloat16), (x,)
     yield "bf16->f32", lambda a: lax.convert_element_type(a, jnp.float32), (x.astype(jnp.bfloat16),)
     yield "i32->f32", lambda a: lax.convert_element_type(a, jnp.float32), (i,)
@@ -113,8 +105,16 @@ def reduction(n: int, m: int) -> Iterator[Row]:
     for dim in (0, 2):
         for name, values in (("ties", i), ("distinct", x), ("bools", b), ("zeros", x * 0)):
             if values.shape[dim]:
-                yield f"argmax {dim} {name}", lambda a, d=dim: lax.argmax(a, d, jnp.int32), (values,)
-                yield f"argmin {dim} {name}", lambda a, d=dim: lax.argmin(a, d, jnp.int32), (values,)
+                yield (
+                    f"argmax {dim} {name}",
+                    lambda a, d=dim: lax.argmax(a, d, jnp.int32),
+                    (values,),
+                )
+                yield (
+                    f"argmin {dim} {name}",
+                    lambda a, d=dim: lax.argmin(a, d, jnp.int32),
+                    (values,),
+                )
 
 
 def with_nans(x: np.ndarray) -> np.ndarray:
@@ -143,7 +143,11 @@ def shape(n: int, m: int) -> Iterator[Row]:
     yield "slice half", lambda a: lax.slice(a, (n, 0), (2 * n, m)), (eighths(2 * n, m),)
     yield "slice row", lambda a: lax.slice(a, (n, 0), (n + 1, m)), (eighths(n + 1, m),)
     yield "slice row of bools", lambda a: lax.slice(a, (n, 0), (n + 1, m)), (booleans(n + 1, m),)
-    yield "slice step", lambda a: lax.slice(a, (1, 0), (2 * n + 1, m), (2, 1)), (eighths(2 * n + 1, m),)
+    yield (
+        "slice step",
+        lambda a: lax.slice(a, (1, 0), (2 * n + 1, m), (2, 1)),
+        (eighths(2 * n + 1, m),),
+    )
     yield "rev 0", lambda a: lax.rev(a, (0,)), (x,)
     yield "rev 01", lambda a: lax.rev(a, (0, 1)), (b,)
     yield "concatenate", lambda a, c: lax.concatenate([a, c], 0), (x, eighths(n + 1, m, seed=1))
@@ -160,7 +164,11 @@ def shape(n: int, m: int) -> Iterator[Row]:
     }
     for name, config in pads.items():
         yield name, lambda a, v, c=config: lax.pad(a, v, c), (x, np.float32(0.5))
-    yield "pad crop", lambda a, v: lax.pad(a, v, ((-1, 0, 0), (0, -1, 0))), (eighths(n + 1, m + 1), np.float32(0))
+    yield (
+        "pad crop",
+        lambda a, v: lax.pad(a, v, ((-1, 0, 0), (0, -1, 0))),
+        (eighths(n + 1, m + 1), np.float32(0)),
+    )
 
 
 def scans(n: int, m: int) -> Iterator[Row]:
@@ -201,7 +209,11 @@ def indexing(n: int, m: int) -> Iterator[Row]:
     windows = lax.GatherDimensionNumbers((1, 2), (), (0,))
     yield "windows", _gather(windows, (1, m), "clip"), (table, wild[:, 0])
     batched = lax.GatherDimensionNumbers((1,), (1,), (1,), (0,), (0,))
-    yield "batched", _gather(batched, (1, 1, m), "fill"), (eighths(rows, 3, m), integers(rows, 1, high=4))
+    yield (
+        "batched",
+        _gather(batched, (1, 1, m), "fill"),
+        (eighths(rows, 3, m), integers(rows, 1, high=4)),
+    )
 
     into, add = lax.ScatterDimensionNumbers((2,), (0,), (0,)), eighths(3, 2, m, seed=2)
     for name in ("scatter_add", "scatter_max", "scatter_min", "scatter_mul"):
@@ -211,10 +223,18 @@ def indexing(n: int, m: int) -> Iterator[Row]:
     one = lax.ScatterDimensionNumbers((1,), (0,), (0,))
     yield "scatter", _scatter(lax.scatter, one), (table, distinct, eighths(rows, m, seed=2))
     two = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
-    yield "scatter_add elements", _scatter(lax.scatter_add, two), (table, pairs, eighths(3, 2, seed=3))
+    yield (
+        "scatter_add elements",
+        _scatter(lax.scatter_add, two),
+        (table, pairs, eighths(3, 2, seed=3)),
+    )
     spans = lax.ScatterDimensionNumbers((1, 2), (), (0,))
     if rows > 1:
-        yield "scatter_add windows", _scatter(lax.scatter_add, spans), (table, wild[:, 0], eighths(3, 2, m))
+        yield (
+            "scatter_add windows",
+            _scatter(lax.scatter_add, spans),
+            (table, wild[:, 0], eighths(3, 2, m)),
+        )
     grouped = lax.ScatterDimensionNumbers((1,), (1,), (1,), (0,), (0,))
     yield (
         "scatter_add batched",
@@ -224,9 +244,21 @@ def indexing(n: int, m: int) -> Iterator[Row]:
     at = (np.int32(1), np.int32(0))
     for start in (0, 1, n, -1):
         at = (np.int32(start), np.int32(0))
-        yield f"dynamic_slice {start}", lambda a, i, j: lax.dynamic_slice_p.bind(a, i, j, slice_sizes=(rows, m)), (eighths(rows + 2, m), *at)
-        yield f"dynamic_slice row {start}", lambda a, i, j: lax.dynamic_slice_p.bind(a, i, j, slice_sizes=(1, m)), (eighths(rows + 2, m), *at)
-        yield f"dynamic_update_slice {start}", lax.dynamic_update_slice_p.bind, (eighths(rows + 2, m), eighths(rows, m, seed=1), *at)
+        yield (
+            f"dynamic_slice {start}",
+            lambda a, i, j: lax.dynamic_slice_p.bind(a, i, j, slice_sizes=(rows, m)),
+            (eighths(rows + 2, m), *at),
+        )
+        yield (
+            f"dynamic_slice row {start}",
+            lambda a, i, j: lax.dynamic_slice_p.bind(a, i, j, slice_sizes=(1, m)),
+            (eighths(rows + 2, m), *at),
+        )
+        yield (
+            f"dynamic_update_slice {start}",
+            lax.dynamic_update_slice_p.bind,
+            (eighths(rows + 2, m), eighths(rows, m, seed=1), *at),
+        )
 
 
 def ordering(n: int, m: int) -> Iterator[Row]:
@@ -236,101 +268,56 @@ def ordering(n: int, m: int) -> Iterator[Row]:
     yield "sort", lambda a: lax.sort(a, dimension=1), (x,)
     yield "sort pairs", lambda a, c: tuple(lax.sort((a, c), dimension=0, num_keys=1)), (i, x)
     for dim in (0, 1):
-        for name, values in (("distinct", x), ("ties", i), ("holes", holes), ("lowest", x * 0 - np.inf)):
+        for name, values in (
+            ("distinct", x),
+            ("ties", i),
+            ("holes", holes),
+            ("lowest", x * 0 - np.inf),
+        ):
             for k in (1, values.shape[dim]):
                 if k <= values.shape[dim]:
-                    yield f"top_k {k} {dim} {name}", lambda a, k=k, d=dim: tuple(lax.top_k(a, k, axis=d)), (values,)
+                    yield (
+                        f"top_k {k} {dim} {name}",
+                        lambda a, k=k, d=dim: tuple(lax.top_k(a, k, axis=d)),
+                        (values,),
+                    )
     if m > 1:
         yield "approx_max_k", lambda a: tuple(lax.approx_max_k(a, 1)), (x,)
-
-
-def windows(n: int, m: int) -> Iterator[Row]:
-    """Pooling and its gradients, over a dim of n + 3 rows."""
-    h = n + 3
-    x = eighths(h, 2, m)
-    settings: dict[str, tuple[Any, ...]] = {
-        "2 valid": ((2, 1, 1), (1, 1, 1), ((0, 0), (0, 0), (0, 0))),
-        "2/2": ((2, 1, 1), (2, 1, 1), ((0, 0), (0, 0), (0, 0))),
-        "3 same": ((3, 1, 1), (1, 1, 1), ((1, 1), (0, 0), (0, 0))),
-        "3/2 padded": ((3, 1, 2), (2, 1, 1), ((2, 1), (0, 0), (0, 1))),
-        "1/2": ((1, 1, 1), (2, 1, 1), ((0, 0), (0, 0), (0, 0))),
-    }
-    for name, (window, stride, pads) in settings.items():
-        for fn, start in ((lax.add, 0.0), (lax.max, -np.inf), (lax.min, np.inf)):
-            yield f"{fn.__name__} {name}", lambda a, f=fn, s=start, w=window, t=stride, p=pads: lax.reduce_window(a, np.float32(s), f, w, t, p), (x,)
-        gradient = lambda w=window, t=stride, p=pads: lambda g, a: jax.vjp(lambda b: lax.reduce_window(b, -np.float32(np.inf), lax.max, w, t, p), a)[1](g)[0]
-        shape = jax.eval_shape(lambda a, w=window, t=stride, p=pads: lax.reduce_window(a, -np.float32(np.inf), lax.max, w, t, p), x).shape
-        yield f"pooling gradient {name}", _only("select_and_scatter_add", gradient(), eighths(*shape, seed=1), x), (eighths(*shape, seed=1), x)
-    dilated = lambda a: lax.reduce_window(a, np.float32(0), lax.add, (2, 1, 1), (1, 1, 1), ((1, 2), (0, 0), (0, 0)), (2, 1, 1), (3, 1, 1))
-    yield "add dilated", dilated, (x,)
-    product = lambda a: lax.reduce_window(a, np.float32(0), lambda l, r: l + r + l * r, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0)))
-    yield "any function", product, (x,)
-    tangent = lambda a, t: jax.jvp(lambda b: lax.reduce_window(b, -np.float32(np.inf), lax.max, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0))), (a,), (t,))[1]
-    yield "pooling tangent", _only("select_and_gather_add", tangent, x, eighths(h, 2, m, seed=1)), (eighths(h, 2, m, seed=1), x)
-    yield "reduce", lambda a: lax.reduce(a, np.float32(0), lambda l, r: l * r + r, (0,)), (x,)
-    yield "reduce_xor", lambda a: lax.reduce_xor(a, (0,)), (integers(h, m),)
-
-
-def _only(name: str, fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """The one equation of that name in a function, as a function of that equation's operands."""
-    (eqn,) = [e for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive.name == name]
-    return lambda *operands: eqn.primitive.bind(*operands, **eqn.params)
-
-
-def convolution(n: int, m: int) -> Iterator[Row]:
-    """Convolutions and their gradients, over a dim of n + 4 rows."""
-    h = n + 4
-    x, w = eighths(2, h, 4, 2), eighths(3, 3, 2, 4, seed=1) / 8
-    settings: dict[str, dict[str, Any]] = {
-        "same": {"padding": "SAME"},
-        "valid": {"padding": "VALID"},
-        "strided": {"padding": "SAME", "window_strides": (2, 1)},
-        "odd padding": {"padding": ((3, 0), (0, 1)), "window_strides": (3, 2)},
-        "dilated rows": {"padding": ((1, 2), (1, 1)), "lhs_dilation": (2, 1)},
-        "dilated both": {"padding": ((1, 2), (2, 2)), "lhs_dilation": (3, 1), "rhs_dilation": (2, 2), "window_strides": (2, 1)},
-    }
-    for name, options in settings.items():
-        options = {"window_strides": (1, 1), "dimension_numbers": ("NHWC", "HWIO", "NHWC"), **options}
-        conv = lambda a, b, o=options: lax.conv_general_dilated(a, b, **o)
-        yield from _with_gradients(f"conv {name}", conv, x, w)
-    for groups in (2, 4):
-        x, w = eighths(2, h, 4), eighths(3, 4 // groups, 8, seed=1) / 8
-        conv = lambda a, b, g=groups: lax.conv_general_dilated(a, b, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=g)
-        yield from _with_gradients(f"conv groups {groups}", conv, x, w)
-
-
-def _with_gradients(name: str, conv: Callable[..., Any], x: np.ndarray, w: np.ndarray) -> Iterator[Row]:
-    """A convolution, and the convolutions that its gradients are."""
-    yield name, conv, (x, w)
-    out = eighths(*jax.eval_shape(conv, x, w).shape, seed=2)
-    rows = jax.linear_transpose(lambda a: conv(a, w), x)
-    weights = jax.linear_transpose(lambda b: conv(x, b), w)
-    for what, transposed in (("rows", rows), ("weights", weights)):
-        jaxpr = jax.make_jaxpr(transposed)(out)
-        (eqn,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
-        args = tuple(eighths(*v.aval.shape, seed=3 + i) for i, v in enumerate(eqn.invars))
-        yield f"{name}, gradient of {what}", lambda a, b, e=eqn: e.primitive.bind(a, b, **e.params), args
 
 
 def linalg(n: int, m: int) -> Iterator[Row]:
     """Matrices in batches of n."""
     square = eighths(n, 2, 3, 3) / 16
     s = (square @ square.swapaxes(-1, -2) + 4 * np.eye(3, dtype=np.float32)).astype(np.float32)
-    yield "cholesky", lax.linalg.cholesky_p.bind if hasattr(lax.linalg, "cholesky_p") else lambda a: lax.linalg.cholesky(a, symmetrize_input=False), (s,)
+    yield (
+        "cholesky",
+        lax.linalg.cholesky_p.bind
+        if hasattr(lax.linalg, "cholesky_p")
+        else lambda a: lax.linalg.cholesky(a, symmetrize_input=False),
+        (s,),
+    )
     yield "lu", lambda a: tuple(lax.linalg.lu(a)), (s,)
     yield "qr", lambda a: tuple(lax.linalg.qr(a)), (s,)
     yield "eigh", lambda a: tuple(lax.linalg.eigh(a, symmetrize_input=False)), (s,)
     yield "svd", lambda a: lax.linalg.svd(a, compute_uv=False), (s,)
     for left in (True, False):
         b = eighths(n, 2, 3, m, seed=1) if left else eighths(n, 2, m, 3, seed=1)
-        yield f"triangular_solve {left}", lambda a, c, f=left: lax.linalg.triangular_solve(a, c, left_side=f, lower=True), (s, b)
+        yield (
+            f"triangular_solve {left}",
+            lambda a, c, f=left: lax.linalg.triangular_solve(a, c, left_side=f, lower=True),
+            (s, b),
+        )
     yield "solve", jnp.linalg.solve, (s, eighths(n, 2, 3, m, seed=1))
     yield "tridiagonal", lambda a: tuple(lax.linalg.tridiagonal(a)), (s,)
     yield "fft", lambda a: lax.fft(a, "FFT", (3,)), (s.astype(np.complex64),)
     yield "rfft2", lambda a: lax.fft(a, "RFFT", (3, 3)), (s,)
     ragged = lambda a, b, g: lax.ragged_dot(a, b, g)
     if n == 4:
-        yield "ragged_dot", ragged, (eighths(n, m), eighths(2, m, 3, seed=1), np.asarray([1, 3], np.int32))
+        yield (
+            "ragged_dot",
+            ragged,
+            (eighths(n, m), eighths(2, m, 3, seed=1), np.asarray([1, 3], np.int32)),
+        )
 
 
 def random(n: int, m: int) -> Iterator[Row]:
@@ -347,8 +334,16 @@ def random(n: int, m: int) -> Iterator[Row]:
     yield "unwrap", jax.random.key_data, (keys,)
     yield "wrap", jax.random.wrap_key_data, (np.asarray(jax.random.key_data(keys)),)
     yield "gamma", lambda k, a: jax.random.gamma(k, a), (key, positive(n, m) * 3)
-    yield "gammas", jax.vmap(lambda k, a: jax.random.gamma(k, a)), (keys, positive(max(n, 1), m) * 3)
-    yield "generator", lambda w: tuple(lax.rng_bit_generator(w, (n, m))), (np.arange(4, dtype=np.uint32),)
+    yield (
+        "gammas",
+        jax.vmap(lambda k, a: jax.random.gamma(k, a)),
+        (keys, positive(max(n, 1), m) * 3),
+    )
+    yield (
+        "generator",
+        lambda w: tuple(lax.rng_bit_generator(w, (n, m))),
+        (np.arange(4, dtype=np.uint32),),
+    )
     yield "seed", jax.vmap(jax.random.key), (integers(max(n, 1)),)
 
 

@@ -12,7 +12,7 @@ from tests.rules.library import gradient, library
 # What has no rule runs replicated, correctly, and is marked in plans. Nothing that is traced here.
 WITHOUT_RULE: set[str] = set()
 
-# All dims of these are whole on each device: XLA's generator does not say where a number comes from.
+# All dims of these are whole on each device: XLA does not say where a number comes from.
 WHOLE = {"rng_bit_generator"}
 
 # JAX itself does not differentiate these.
@@ -55,7 +55,7 @@ def traced_equations():
 
 @pytest.fixture(scope="module")
 def census():
-    """Primitive -> the functions in which it has no rule, in which it can be cut, and in which not."""
+    """Primitive -> the functions in which it has no rule, can be cut, and cannot."""
     seen = defaultdict(lambda: {"no rule": set(), "cut": set(), "whole": set()})
     for name, program, node in traced_equations():
         avals = [program.aval(ref) for ref in node.ins]

@@ -10,7 +10,9 @@ from tests.rules.harness import PAIR, SQUARE, failures, option_jobs, placement_j
 
 
 def check(jobs_of, family, shape, sizes, limit):
-    jobs = [job for case in cases(shape, FAMILIES[family]) for job in jobs_of(case, sizes, limit=limit)]
+    jobs = [
+        job for case in cases(shape, FAMILIES[family]) for job in jobs_of(case, sizes, limit=limit)
+    ]
     wrong = failures(jobs, sizes)
     assert not wrong, report(wrong, len(jobs))
     assert jobs, f"{family} has no cases for {shape}"
@@ -26,17 +28,17 @@ def meetings(*shapes):
 
 @pytest.mark.parametrize("family, shape", meetings((5, 3), (4, 6)))
 def test_options_of_a_rule_give_the_unsharded_result(family, shape):
-    check(option_jobs, family, shape, PAIR, limit=4)
+    check(option_jobs, family, shape, PAIR, limit=3)
 
 
 @pytest.mark.parametrize("family, shape", meetings((5, 3)))
 def test_options_over_two_axes_give_the_unsharded_result(family, shape):
-    check(option_jobs, family, shape, SQUARE, limit=3)
+    check(option_jobs, family, shape, SQUARE, limit=2)
 
 
 @pytest.mark.parametrize("family, shape", meetings((5, 3), (1, 2), (0, 3)))
 def test_placements_give_the_unsharded_result(family, shape):
-    check(placement_jobs, family, shape, PAIR, limit=3)
+    check(placement_jobs, family, shape, PAIR, limit=2 if min(shape) > 1 else 1)
 
 
 @pytest.mark.exhaustive

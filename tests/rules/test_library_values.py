@@ -13,7 +13,9 @@ UNSTABLE: set[str] = set()
 
 def case_of(name, fn, args):
     leaves, tree = jax.tree.flatten(args)
-    return Case(name, lambda *flat: fn(*jax.tree.unflatten(tree, flat)), tuple(leaves), tolerance=2e-4)
+    return Case(
+        name, lambda *flat: fn(*jax.tree.unflatten(tree, flat)), tuple(leaves), tolerance=2e-4
+    )
 
 
 def check(functions, sizes, limit):

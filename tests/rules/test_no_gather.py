@@ -17,8 +17,8 @@ from meshpar.compiler.decide import Decider
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.propagate import propagate
 from meshpar.placements.layout import Layout
-from tests.rules.cases import eighths
 from tests.rules.harness import Case, Job, bytes_sent, failures, traced
+from tests.rules.values import eighths
 
 BOUNDS = json.loads((Path(__file__).parents[1] / "data" / "no_gather.json").read_text())
 FOUR = {"x": 4}
@@ -58,11 +58,19 @@ FUNCTIONS = {
     "vocabulary gather": (lambda a: a[np.array([5, 2])], x),
     "vocabulary scatter": (lambda a: jnp.asarray(a).at[np.array([5, 2])].add(1.0), x),
     "dynamic_slice": (lambda a, i: lax.dynamic_slice_in_dim(a, i, 2, 0), x, np.int32(3)),
-    "dynamic_update_slice": (lambda a, i: lax.dynamic_update_slice_in_dim(a, jnp.ones((2, 64)), i, 0), x, np.int32(3)),
+    "dynamic_update_slice": (
+        lambda a, i: lax.dynamic_update_slice_in_dim(a, jnp.ones((2, 64)), i, 0),
+        x,
+        np.int32(3),
+    ),
     "random_bits": (lambda a: jnp.where(a > 0, jax.random.bits(jax.random.key(0), a.shape), 0), x),
     "iota": (lambda a: a + lax.broadcasted_iota(jnp.float32, a.shape, 1), x),
     "convolution": (conv, image, kernel),
-    "gradient of convolution": (jax.grad(lambda a, k: jnp.square(conv(a, k)).sum(), argnums=(0, 1)), image, kernel),
+    "gradient of convolution": (
+        jax.grad(lambda a, k: jnp.square(conv(a, k)).sum(), argnums=(0, 1)),
+        image,
+        kernel,
+    ),
     "pooling": (lambda a: pooled(a, 3, 1, ((0, 0), (1, 1))), x),
     "pooling without overlap": (lambda a: pooled(a, 2, 2, "VALID"), x),
     "shift": (lambda a: a[:, 1:], x),
