@@ -307,7 +307,6 @@ def linalg(n: int, m: int) -> Iterator[Row]:
             lambda a, c, f=left: lax.linalg.triangular_solve(a, c, left_side=f, lower=True),
             (s, b),
         )
-    yield "solve", jnp.linalg.solve, (s, eighths(n, 2, 3, m, seed=1))
     yield "tridiagonal", lambda a: tuple(lax.linalg.tridiagonal(a)), (s,)
     yield "fft", lambda a: lax.fft(a, "FFT", (3,)), (s.astype(np.complex64),)
     yield "rfft2", lambda a: lax.fft(a, "RFFT", (3, 3)), (s,)
