@@ -14,6 +14,7 @@ _HOME = {
         "meshpar.compiler.check": "check",
         "meshpar.compiler.explain": "explain",
         "meshpar.compiler.jit": "jit",
+        "meshpar.compiler.no_rule": "NoRuleWarning",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
         "meshpar.mesh": "ProcessMesh get_mesh set_mesh",
