@@ -6,6 +6,7 @@ from meshpar import schedules as schedules
 from meshpar.compiler.check import check as check
 from meshpar.compiler.explain import explain as explain
 from meshpar.compiler.jit import jit as jit
+from meshpar.compiler.no_rule import NoRuleWarning as NoRuleWarning
 from meshpar.errors import DistTensorError as DistTensorError
 from meshpar.errors import MeshError as MeshError
 from meshpar.errors import MeshparError as MeshparError

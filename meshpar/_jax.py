@@ -195,6 +195,12 @@ _INLINED = frozenset(
 )
 
 
+def without_dead_code(jaxpr: Any, used: Sequence[bool]) -> Any:
+    """A jaxpr that makes those of its results that are used, as JAX lowers it."""
+    inner, _ = closed(jaxpr)
+    return _pe.dce_jaxpr(inner, list(used))[0]
+
+
 def closed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """An open jaxpr and its constants, of a closed or an open one."""
     if hasattr(jaxpr, "consts"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from meshpar._jax import closed, sub_jaxprs
+from meshpar._jax import closed, sub_jaxprs, without_dead_code
 from meshpar.compiler.partition import run_node
 from meshpar.compiler.planned import PlannedNode, PlannedProgram
 from meshpar.placements.blocks import local_shape, shards_on
@@ -34,12 +34,15 @@ _KINDS = {
 }
 
 
-def emitted_collectives(planned: PlannedProgram, node: PlannedNode) -> list[Sent]:
+def emitted_collectives(
+    planned: PlannedProgram, node: PlannedNode, used: Collection[int]
+) -> list[Sent]:
     """Kind, axes and bytes of each collective that a rule's own program holds.
 
     Args:
       planned: the program that the operation is in.
       node: the operation.
+      used: the values that are taken: what makes only others is not run.
     """
     if node.why == "manual":
         return _sent(node.node.params["jaxpr"], planned)
@@ -50,7 +53,8 @@ def emitted_collectives(planned: PlannedProgram, node: PlannedNode) -> list[Sent
     )
     if not talks or node.bodies:
         return []
-    return list(_sent(_traced(planned, node), planned))
+    taken = [value in used for value in node.node.outs]
+    return _sent(without_dead_code(_traced(planned, node), taken), planned)
 
 
 def emitted_primitives(planned: PlannedProgram, node: PlannedNode) -> frozenset[str]:

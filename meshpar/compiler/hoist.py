@@ -36,7 +36,8 @@ def hoist_reductions(planned: PlannedProgram) -> PlannedProgram:
     for i in reversed(range(len(nodes))):
         if any(move.src.partial for move in nodes[i].moves):
             nodes[i] = replace(nodes[i], moves=kept(nodes[i].moves))
-    return replace(planned, nodes=tuple(nodes), moves=kept(planned.moves))
+    moves = kept(planned.moves)  # this changes nodes
+    return replace(planned, nodes=tuple(nodes), moves=moves)
 
 
 def _hoisted(

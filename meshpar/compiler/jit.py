@@ -13,13 +13,14 @@ import jax
 from meshpar._jax import is_tracer
 from meshpar.compiler.arguments import asked_layouts, leaf_names, mesh_for
 from meshpar.compiler.lower import Lowering, lower_program
+from meshpar.compiler.no_rule import warn_of_missing_rules
 from meshpar.compiler.plan import Plan
 from meshpar.errors import MeshparError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.annotate import annotate
 from meshpar.placements.dist_tensor import DistTensor
 from meshpar.placements.layout import Layout
-from meshpar.placements.values import layout_of
+from meshpar.placements.values import layout_of, mesh_of
 
 __all__ = ["Jitted", "jit"]
 
@@ -237,7 +238,8 @@ class Jitted:
         where = f"mp.jit({self._name})"
         try:
             mesh = mesh_for(call.leaves, self._mesh, where)
-            key = (call.static, call.tree, mesh, tuple(map(_kind, call.leaves)))
+            kinds = tuple(_kind(leaf, mesh) for leaf in call.leaves)
+            key = (call.static, call.tree, mesh, kinds)
             if key not in self._lowerings:
                 self._lowerings[key] = self._new_lowering(call, mesh)
             return self._lowerings[key]
@@ -246,7 +248,7 @@ class Jitted:
 
     def _new_lowering(self, call: _Call, mesh: ProcessMesh) -> Lowering:
         asked = self._asked_inputs(call, mesh)
-        there = [layout_of(leaf) for leaf in call.leaves]
+        there = [_layout_on(mesh, leaf) for leaf in call.leaves]
         dynamic, kwargs = jax.tree.unflatten(call.tree, range(len(call.leaves)))
         shifted = iter(dynamic)
         donated: set[int] = set()
@@ -255,7 +257,7 @@ class Jitted:
                 argument = next(shifted)
                 if i in self._donated:
                     donated |= set(jax.tree.leaves(argument))
-        return lower_program(
+        lowering = lower_program(
             self._global(call),
             [_struct(leaf) for leaf in call.leaves],
             there,
@@ -266,6 +268,9 @@ class Jitted:
             tuple(sorted(donated)),
             self._partitioner,
         )
+        if lowering.plan is not None:
+            warn_of_missing_rules(lowering.plan.planned, f"mp.jit({self._name})", stacklevel=4)
+        return lowering
 
 
 def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -276,7 +281,12 @@ def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _kind(leaf: Any) -> Hashable:
+def _layout_on(mesh: ProcessMesh, leaf: Any) -> Layout | None:
+    """The layout of an argument that lies on the mesh; from elsewhere it is placed anew."""
+    return layout_of(leaf) if mesh_of(leaf) == mesh else None
+
+
+def _kind(leaf: Any, mesh: ProcessMesh) -> Hashable:
     """What of an argument a program depends on."""
     struct = _struct(leaf)
-    return struct.shape, struct.dtype, struct.weak_type, layout_of(leaf)
+    return struct.shape, struct.dtype, struct.weak_type, _layout_on(mesh, leaf)

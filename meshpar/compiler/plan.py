@@ -234,10 +234,11 @@ class Plan:
                 yield from self._operations(body, count * _turns(node))
 
     def _collectives(self, planned: PlannedProgram, count: int) -> Iterator[Collective]:
+        used = planned.program.used()
         for node in planned.nodes:
             name, where = node.node.name, node.node.where
             yield from self._moves(planned, node.moves, count, f"before {name}", where)
-            for kind, axes, sent in emitted_collectives(planned, node):
+            for kind, axes, sent in emitted_collectives(planned, node, used):
                 seconds = self.model.collective_seconds(sent)
                 value = _type(planned.program.avals[node.node.outs[0]])
                 yield Collective(kind, axes, sent, count, seconds, value, where, f"inside {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ class Node:
       eqn: the equation it comes from, for name stack and source line.
       bodies: the programs of the functions that it calls, for control flow.
       key: equal for operations that a rule cannot tell apart; `None` where that is not known.
+      called_at: the user's line of the call that it was spliced in from, if it was.
     """
 
     primitive: Any  # jax.extend.core.Primitive
@@ -52,6 +54,7 @@ class Node:
     eqn: Any  # jax.extend.core.JaxprEqn
     bodies: SubJaxprs[Program] | None = None
     key: Hashable = None
+    called_at: str = ""
 
     @property
     def name(self) -> str:
@@ -66,7 +69,7 @@ class Node:
     @property
     def where(self) -> str:
         """The user's line, as `file.py:41`."""
-        return source_line(self.eqn)
+        return source_line(self.eqn) or self.called_at  # what JAX itself jits has no line inside
 
 
 @dataclass(slots=True)
@@ -90,6 +93,11 @@ class Program:
     def aval(self, ref: Ref) -> Any:
         """Shape and dtype of an operand."""
         return ref.aval if isinstance(ref, Constant) else self.avals[ref]
+
+    def used(self) -> frozenset[int]:
+        """The numbers of the values that an operation or the caller takes."""
+        refs = itertools.chain(self.outputs, *(node.ins for node in self.nodes))
+        return frozenset(ref for ref in refs if not isinstance(ref, Constant))
 
     def new(self, aval: Any) -> int:
         """The number of a new value."""
@@ -123,7 +131,9 @@ def _drop_dead(program: Program) -> None:
     program.nodes = kept[::-1]
 
 
-def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...]:
+def _splice(
+    program: Program, jaxpr: Any, env: dict[Any, Ref], called_at: str = ""
+) -> tuple[Ref, ...]:
     def read(atom: Any) -> Ref:
         if isinstance(atom, jex_core.Literal):
             return Constant(atom.val, atom.aval)
@@ -138,7 +148,8 @@ def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...
                 scope[var] = number = program.new(var.aval)
                 program.constants[number] = const
             scope.update(zip(inner.invars, map(read, call[1]), strict=True))
-            env.update(zip(eqn.outvars, _splice(program, inner, scope), strict=True))
+            line = source_line(eqn) or called_at
+            env.update(zip(eqn.outvars, _splice(program, inner, scope, line), strict=True))
             continue
         ins = tuple(read(atom) for atom in eqn.invars)
         bodies = sub_jaxprs(eqn)
@@ -146,7 +157,9 @@ def _splice(program: Program, jaxpr: Any, env: dict[Any, Ref]) -> tuple[Ref, ...
         env.update(zip(eqn.outvars, outs, strict=True))
         programs = None if bodies is None else bodies.map(program_of)
         key = None if bodies is not None else _key(eqn)
-        program.nodes.append(Node(eqn.primitive, eqn.params, ins, outs, eqn, programs, key))
+        program.nodes.append(
+            Node(eqn.primitive, eqn.params, ins, outs, eqn, programs, key, called_at)
+        )
     return tuple(read(atom) for atom in jaxpr.outvars)
 
 

@@ -140,7 +140,8 @@ class _Forward:
         if isinstance(ref, Constant):
             return layout
         there = self.there[ref]
-        again = layout in there and (ref, layout) in self.gathered and self.backward
+        # What it was gathered from may be gone: a pending value, once reduced, is taken reduced.
+        again = self.backward and (ref, layout) in self.gathered and len(there) > 1
         if layout not in there or again:
             there = tuple(t for t in there if t != layout)
             aval = self.program.aval(ref)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import jax
@@ -127,7 +127,7 @@ def infer_reference(name: str) -> Operation:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def gradient_of(operation: Operation) -> Operation:
     """The operation that computes an operation's gradient, differentiated by JAX."""
 
