@@ -208,7 +208,7 @@ class Case:
         return round(price, 3), size
 
     def reverse_price(self, answer, shapes, ours):
-        """Bytes from what comes of the answered inputs to what is wanted; elements of the inputs."""
+        """Bytes from what comes of the answered inputs to what is wanted, and input elements."""
         it = iter(answer[0])
         specs = mapped(lambda spec: mp.TensorSpec(spec.shape, next(it)), self.specs)
         if mp.infer_reference(self.name).templates:
@@ -272,7 +272,7 @@ def records_of(path):
 
 
 def scored(records, show=""):
-    """Counts per operation and class: those of the score, those beside it, and gradients left out."""
+    """Counts per operation and class: of the score, beside it, and gradients left out."""
     judge = Judge()
     inside, beside = (
         collections.defaultdict(collections.Counter),

@@ -32,7 +32,7 @@ def warn_of_missing_rules(planned: PlannedProgram, call: str, stacklevel: int) -
         if node.node.name not in _told:
             _told.add(node.node.name)
             warnings.warn(
-                f"{call}: no rule for {node.node.name!r} at {node.node.where or 'an unknown line'}, "
+                f"{call}: no rule for {node.node.name!r} at {node.node.where or 'some line'}, "
                 "so every device computes it whole; plan.replicated lists such operations, and "
                 f"meshpar.rules.register({node.node.name!r}, rule) adds one",
                 NoRuleWarning,
