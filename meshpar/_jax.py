@@ -44,26 +44,50 @@ def is_key_array(x: object) -> bool:
 
 
 def linear_primitive(
-    name: str, *, program: Rule, transposed: Callable[[dict[str, Any]], dict[str, Any]], batch: Rule
-) -> jex_core.Primitive:
+    name: str,
+    *,
+    program: Rule,
+    lowers: Callable[[dict[str, Any]], bool],
+    transposed: Callable[[dict[str, Any]], dict[str, Any]],
+    batched: Callable[[dict[str, Any], int], dict[str, Any]],
+) -> Callable[..., jax.Array]:
     """A primitive that leaves its one operand's value, shape and dtype as they are.
 
     Args:
       name: the name shown in jaxprs.
       program: `(x, **params) -> x`, what it lowers to.
+      lowers: whether it can be lowered here, from the parameters.
       transposed: the parameters of the same primitive on the cotangent.
-      batch: `(x, dim, **params) -> x`, applied to an operand with one more dim at `dim`.
+      batched: the parameters on an operand with one more dim, at the position given.
+
+    Returns:
+      `(x, **params) -> x`. The equation also holds the program as a jaxpr, `lowering`, because
+      `jax.jit` takes its devices from the constraints that it finds in jaxprs.
     """
     primitive = jex_core.Primitive(name)
+
+    def bind(x: Any, **params: Any) -> Any:
+        lowering = None
+        if lowers(params):
+            struct = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            lowering = jax.make_jaxpr(lambda y: program(y, **params))(struct)
+        return primitive.bind(x, lowering=lowering, **params)
+
+    def again(x: Any, params: dict[str, Any]) -> Any:
+        return bind(x, **{k: v for k, v in params.items() if k != "lowering"})
+
+    def run(x: Any, *, lowering: Any, **params: Any) -> Any:
+        return program(x, **params)
+
     primitive.def_abstract_eval(lambda aval, **params: aval)
-    primitive.def_impl(lambda x, **params: jax.jit(lambda y: primitive.bind(y, **params))(x))
-    mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=False))
-    ad.deflinear2(primitive, lambda ct, x, **params: [primitive.bind(ct, **transposed(params))])
+    primitive.def_impl(lambda x, **params: jax.jit(lambda y: again(y, params))(x))
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
+    ad.deflinear2(primitive, lambda ct, x, **params: [again(ct, transposed(params))])
     batching.primitive_batchers[primitive] = lambda args, dims, **params: (
-        batch(args[0], dims[0], **params),
+        again(args[0], batched(params, dims[0])),
         dims[0],
     )
-    return primitive
+    return bind
 
 
 def refuse_as_argument(cls: type, refuse: Callable[[Any], NoReturn]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshpar.compiler.program import Node
-from meshpar.placements.annotate import mp_layout_p
+from meshpar.placements.annotate import PRIMITIVE
 from meshpar.placements.layout import Layout
 
 __all__ = ["annotated_layout", "manual_layouts"]
@@ -22,7 +22,7 @@ def annotated_layout(node: Node, sizes: Mapping[str, int]) -> Layout | None:
     Raises:
       NotImplementedError: it names another mesh than the program's.
     """
-    if node.primitive is mp_layout_p:
+    if node.name == PRIMITIVE:
         _check_mesh(node, dict(node.params["mesh"].axis_sizes), sizes)
         return node.params["layout"]
     if node.name != "sharding_constraint":

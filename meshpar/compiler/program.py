@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex_core
 
 from meshpar._jax import (

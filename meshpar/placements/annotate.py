@@ -13,20 +13,20 @@ from typing import Any
 import jax
 
 from meshpar._jax import is_tracer, linear_primitive
-from meshpar.mesh import ProcessMesh
+from meshpar.mesh import ProcessMesh, ranked_devices
 from meshpar.placements.blocks import storage_sharding
 from meshpar.placements.layout import Layout
 from meshpar.placements.reshard_program import reshard_storage
 from meshpar.placements.storage import from_storage, to_storage
 
-__all__ = ["annotate", "annotation_of", "mp_layout_p"]
+__all__ = ["PRIMITIVE", "annotate", "annotation_of"]
 
 
 def annotate(
     x: jax.Array, mesh: ProcessMesh, layout: Layout, source: Layout | None = None
 ) -> jax.Array:
     """Says that the traced value `x` lies in `layout`, coming from `source` where that is known."""
-    out = mp_layout_p.bind(x, mesh=mesh, source=source, layout=layout)
+    out = _mp_layout(x, mesh=mesh, source=source, layout=layout)
     _annotations.remember(out, mesh, layout)
     return out
 
@@ -78,17 +78,21 @@ def _transposed(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "source": params["layout"], "layout": params["source"]}
 
 
-def _batched(
-    x: jax.Array, dim: int, *, mesh: ProcessMesh, source: Layout | None, layout: Layout
-) -> jax.Array:
-    def grown(old: Layout) -> Layout:
-        return Layout((*old.dims[:dim], (), *old.dims[dim:]), old.partial)
+def _batched(params: dict[str, Any], dim: int) -> dict[str, Any]:
+    def grown(old: Layout | None) -> Layout | None:
+        return None if old is None else Layout((*old.dims[:dim], (), *old.dims[dim:]), old.partial)
 
-    return mp_layout_p.bind(
-        x, mesh=mesh, source=None if source is None else grown(source), layout=grown(layout)
-    )
+    return {**params, "source": grown(params["source"]), "layout": grown(params["layout"])}
 
 
-mp_layout_p = linear_primitive(
-    "mp_layout", program=_program, transposed=_transposed, batch=_batched
+def _lowers(params: dict[str, Any]) -> bool:
+    """Planning for devices that are not there never lowers an annotation."""
+    return max(params["mesh"].process_ids) < len(ranked_devices())
+
+
+PRIMITIVE = "mp_layout"
+"""The name of the primitive; its parameters are `mesh`, `source` and `layout`."""
+
+_mp_layout = linear_primitive(
+    PRIMITIVE, program=_program, lowers=_lowers, transposed=_transposed, batched=_batched
 )

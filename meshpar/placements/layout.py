@@ -193,7 +193,7 @@ class Layout:
         Raises:
           PlacementError: a dim is `UNCONSTRAINED`, or there are more entries than dims.
         """
-        entries = list(spec)
+        entries = list(spec.partitions)
         while len(entries) > ndim and entries[-1] is None:  # JAX leaves them on arrays of keys
             entries.pop()
         if len(entries) > ndim or PartitionSpec.UNCONSTRAINED in entries:

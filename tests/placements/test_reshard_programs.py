@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshpar.compiler.hlo import axes_of, collectives_in_hlo, collectives_in_stablehlo, sent_bytes
 from meshpar.errors import MeshError, PlacementError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import storage_shape, storage_sharding
@@ -16,7 +17,6 @@ from meshpar.placements.layout import Layout
 from meshpar.placements.reshard_program import reshard_program
 from meshpar.placements.search import planned_steps
 from meshpar.placements.types import Partial, ReduceType, Replicate, Shard
-from meshpar.compiler.hlo import axes_of, collectives_in_hlo, collectives_in_stablehlo, sent_bytes
 from tests.placements import step_interpreter as interpreter
 from tests.placements.all_layouts import MAX, SUM, all_layouts
 from tests.placements.storage_blocks import from_storage, to_storage

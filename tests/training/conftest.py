@@ -1,14 +1,6 @@
 """Small models, their meshes, and the single-device training that is the specification."""
 
-import os
 from dataclasses import dataclass
-
-# Before the backend starts. Half of a small step's compile time is spent on optimizing machine
-# code that then runs a few milliseconds.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-).strip()
 
 import jax
 import jax.numpy as jnp
