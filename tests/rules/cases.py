@@ -1,6 +1,6 @@
 """The operations that the rules are tested on: one table per family, for any shapes."""
 
-# ruff: noqa: E731, PLW0108 - tables of functions are what this file is
+# ruff: noqa: E731 - tables of functions are what this file is
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
