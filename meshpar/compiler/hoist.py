@@ -33,10 +33,11 @@ def hoist_reductions(planned: PlannedProgram) -> PlannedProgram:
     def kept(moves: tuple[Move, ...]) -> tuple[Move, ...]:
         return tuple(move for move in moves if not _hoisted(move, nodes, makers, uses))
 
+    # First, as they may move to nodes, which are gathered below.
+    moves = kept(planned.moves)
     for i in reversed(range(len(nodes))):
         if any(move.src.partial for move in nodes[i].moves):
             nodes[i] = replace(nodes[i], moves=kept(nodes[i].moves))
-    moves = kept(planned.moves)  # this changes nodes
     return replace(planned, nodes=tuple(nodes), moves=moves)
 
 

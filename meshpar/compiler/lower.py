@@ -56,8 +56,11 @@ class Lowering:
         self._program, self._structs, self._mesh = program, tuple(structs), mesh
         self._inputs, self._outputs, self._tree = tuple(inputs), tuple(outputs), tree
         self.plan = plan
-        self._plain_outputs = all(
-            layout is None or not (layout.partial or not is_even(shape, layout, mesh.axis_sizes))
+        sizes = mesh.axis_sizes
+        # XLA forgets placements of arrays without elements, and those over axes of size 1.
+        self._plain_outputs = min(sizes.values()) > 1 and all(
+            0 not in shape
+            and (layout is None or not (layout.partial or not is_even(shape, layout, sizes)))
             for shape, layout in outputs
         )
         self._expected: list[tuple[Any, ...]] | None = None

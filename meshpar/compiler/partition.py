@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import lax
 from meshpar._jax import bind_at, bind_call, eval_manual
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Ref
-from meshpar.placements.apply_steps import apply_steps
+from meshpar.placements.apply_steps import apply_steps, extreme
 from meshpar.placements.blocks import local_shape, shards_on
 from meshpar.placements.layout import Layout
 from meshpar.placements.reductions import identity, reduce_stacked
@@ -172,8 +173,8 @@ class _Emission:
         axes = self._node.axes[factor]
         reducers: dict[ReduceType, Callable[..., jax.Array]] = {
             ReduceType.kRedSum: lax.psum,
-            ReduceType.kRedMax: lax.pmax,
-            ReduceType.kRedMin: lax.pmin,
+            ReduceType.kRedMax: partial(extreme, largest=True),
+            ReduceType.kRedMin: partial(extreme, largest=False),
         }
         if kind in reducers:
             return reducers[kind](x, axes)

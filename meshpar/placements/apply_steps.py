@@ -18,7 +18,7 @@ from meshpar.placements.reductions import COPIED, identity, is_key, reduce_stack
 from meshpar.placements.steps import Axes, Step, StepKind
 from meshpar.placements.types import ReduceType
 
-__all__ = ["apply_steps"]
+__all__ = ["apply_steps", "extreme"]
 
 Shape = tuple[int, ...]
 Sizes = Mapping[str, int]
@@ -47,10 +47,33 @@ def apply_steps(block: jax.Array, steps: Sequence[Step], shape: Shape, sizes: Si
 
 def _all_reduce(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
     if step.reduce in {ReduceType.kRedMax, ReduceType.kRedAny}:
-        return lax.pmax(block, step.axes)
+        return extreme(block, step.axes, largest=True)
     if step.reduce in {ReduceType.kRedMin, ReduceType.kRedAll}:
-        return lax.pmin(block, step.axes)
+        return extreme(block, step.axes, largest=False)
     return _mean(lax.psum(block, step.axes), step, sizes)
+
+
+def extreme(x: jax.Array, axes: Sequence[str], *, largest: bool) -> jax.Array:
+    """The largest or least `x` over devices; NaN where any of them is, as on one device.
+
+    XLA's all-reduce by maximum drops NaN on some platforms. So floats travel as signed integers of
+    the same width in the same order, with NaN beyond the end that is looked for.
+    """
+    reduce = lax.pmax if largest else lax.pmin
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return reduce(x, axes)
+    bits = jnp.finfo(x.dtype).bits
+    whole = {8: jnp.int8, 16: jnp.int16, 32: jnp.int32, 64: jnp.int64}[bits]
+    beyond = jnp.iinfo(whole).max if largest else jnp.iinfo(whole).min
+
+    def ordered(bit_pattern: jax.Array) -> jax.Array:
+        # Negative floats count downwards; turning their lower bits makes one order of all.
+        return bit_pattern ^ ((bit_pattern >> (bits - 1)) & jnp.iinfo(whole).max)
+
+    keys = ordered(lax.bitcast_convert_type(x, whole))
+    found = reduce(jnp.where(jnp.isnan(x), beyond, keys), axes)
+    value = lax.bitcast_convert_type(ordered(found), x.dtype)
+    return jnp.where(found == beyond, jnp.asarray(jnp.nan, x.dtype), value)
 
 
 def _reduce_scatter(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:

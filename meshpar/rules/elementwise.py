@@ -37,7 +37,7 @@ _register(
     "igamma igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta polygamma zeta "
     "ne nextafter not population_count pow rem shift_left shift_right_arithmetic "
     "shift_right_logical sign sin sinh sqrt square tan xor or rsqrt "
-    "erfc reduce_precision one_minus_square eq_to le_to lt_to"
+    "erfc reduce_precision one_minus_square eq_to le_to lt_to log2 polynomial"
 )
 _UP = (Pass(MONOTONE, (0,)),)
 # Increasing functions of all numbers: the largest argument gives the largest value.

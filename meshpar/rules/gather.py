@@ -104,9 +104,9 @@ def _through(mode: Any, fill_value: Any, dtype: Any) -> frozenset[ReduceType]:
     """The reductions that may be pending: they leave what stands for missing rows as it is."""
     if mode != GatherScatterMode.FILL_OR_DROP:
         return EVERY_KIND
-    if jnp.issubdtype(dtype, jnp.inexact) and (fill_value is None or np.isnan(fill_value)):
-        return EVERY_KIND
-    return SUM_LIKE if fill_value == 0 else frozenset()
+    # A sum of NaNs is one; a maximum across devices may drop them.
+    is_nan = jnp.issubdtype(dtype, jnp.inexact) and (fill_value is None or np.isnan(fill_value))
+    return SUM_LIKE if is_nan or fill_value == 0 else frozenset()
 
 
 def _fill(value: Any, dtype: Any) -> jax.Array:

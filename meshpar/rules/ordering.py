@@ -64,7 +64,8 @@ def top_k(x: Aval, *, k: int, axis: int, **_: Any) -> Rule:
 def _joined(stacked: jax.Array, dim: int) -> jax.Array:
     """What devices gave, stacked on a leading dim, one after the other along a dim."""
     moved = jnp.moveaxis(stacked, 0, dim)
-    return moved.reshape(*moved.shape[:dim], -1, *moved.shape[dim + 2 :])
+    rows = moved.shape[dim] * moved.shape[dim + 1]
+    return moved.reshape(*moved.shape[:dim], rows, *moved.shape[dim + 2 :])
 
 
 @rule_for("approx_top_k")

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from tests.rules.harness import Case
-from tests.rules.values import booleans, eighths, integers, positive
+from tests.rules.values import booleans, eighths, integers, positive, with_nans
 from tests.rules.window_cases import convolution, windows
 
 Shape = tuple[int, ...]
@@ -103,7 +103,13 @@ def reduction(n: int, m: int) -> Iterator[Row]:
             yield f"{name} {axes}", lambda a, fn=fn, kw=kwargs: fn.bind(a, **kw), (arg,)
     yield "max of bools", lambda a: lax.reduce_max_p.bind(a, axes=(0,), out_sharding=None), (b,)
     for dim in (0, 2):
-        for name, values in (("ties", i), ("distinct", x), ("bools", b), ("zeros", x * 0)):
+        for name, values in (
+            ("ties", i),
+            ("distinct", x),
+            ("bools", b),
+            ("zeros", x * 0),
+            ("nans", with_nans(x)),
+        ):
             if values.shape[dim]:
                 yield (
                     f"argmax {dim} {name}",
@@ -115,13 +121,6 @@ def reduction(n: int, m: int) -> Iterator[Row]:
                     lambda a, d=dim: lax.argmin(a, d, jnp.int32),
                     (values,),
                 )
-
-
-def with_nans(x: np.ndarray) -> np.ndarray:
-    """Every third value is NaN."""
-    out = x.copy()
-    out.reshape(-1)[::3] = np.nan
-    return out
 
 
 def shape(n: int, m: int) -> Iterator[Row]:
@@ -272,6 +271,7 @@ def ordering(n: int, m: int) -> Iterator[Row]:
             ("distinct", x),
             ("ties", i),
             ("holes", holes),
+            ("nans", with_nans(x)),
             ("lowest", x * 0 - np.inf),
         ):
             for k in (1, values.shape[dim]):

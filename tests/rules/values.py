@@ -33,3 +33,10 @@ def integers(*shape: int, seed: int = 0, high: int = 9, dtype: Any = np.int32) -
 def booleans(*shape: int, seed: int = 0) -> np.ndarray:
     """True and false."""
     return np.random.default_rng(seed).integers(0, 2, shape).astype(bool)
+
+
+def with_nans(x: np.ndarray) -> np.ndarray:
+    """Every third value is NaN."""
+    out = x.copy()
+    out.reshape(-1)[::3] = np.nan
+    return out
