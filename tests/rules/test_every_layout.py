@@ -12,18 +12,11 @@ from tests.rules.values import eighths, with_nans
 
 def check(jobs_of, family, shape, sizes, limit):
     jobs = [
-        job
-        for case in cases(shape, FAMILIES[family])
-        if jobs_of is option_jobs or NANS not in case.name
-        for job in jobs_of(case, sizes, limit=limit)
+        job for case in cases(shape, FAMILIES[family]) for job in jobs_of(case, sizes, limit=limit)
     ]
     wrong = failures(jobs, sizes)
     assert not wrong, report(wrong, len(jobs))
     assert jobs, f"{family} has no cases for {shape}"
-
-
-# A maximum across devices drops NaN on CPU, where one of a single device keeps it; see the last test.
-NANS = "nans"
 
 
 def meetings(*shapes):
