@@ -159,7 +159,7 @@ def forward_candidates(ways: Ways, given: Layouts) -> Iterator[Candidate]:
 
 
 def _unread_whole(ways: Ways, inputs: Layouts) -> Layouts:
-    """The inputs, with those whole of which just the shape is read: it may have to be the global."""
+    """The inputs; those whole whose shape alone is read, which may have to be the global one."""
     reads = ways.traced.flows.flows[0].inputs
     return tuple(
         Layout.replicated(layout.ndim) if placement is None else layout
