@@ -1,12 +1,13 @@
 """meshpar's inference against the answers of PaddlePaddle 3.3.1's SPMD rules, case by case.
 
-    python -m benchmarks.spmd_oracle [FILE] [--sample N] [--show CLASS]
+    python -m benchmarks.spmd_oracle [FILE] [--gradients] [--every N] [--show CLASSES]
 
 FILE holds one JSON record a line, as `tests/data/spmd_rules.jsonl.gz` does. An answer costs the
 bytes per device from the given to the answered placements of the inputs, plus an all-reduce of each
 pending axis of the results; one of the reverse direction those from the result under the answered
 inputs to the given placement of the result. What is as cheap and has smaller blocks is better.
-Every answer of ours is replayed on blocks.
+Every answer of ours is replayed on blocks. Rules of gradients, which
+take longest, are asked with `--gradients` and reported apart.
 
 Classes: `equal` answers the same; `better` is cheaper or smaller; `even` differs at the same cost
 and size; `worse`; `sound` where Paddle raised or answers wrongly, and ours is right; `unsound`;
@@ -68,7 +69,8 @@ class Judge:
     def judge(self, record):
         """The verdict on one record."""
         counts = record["direction"] == "backward" or record.get("replay") == "ok"
-        case = Case(record, self.mesh(record["mesh_shape"]))
+        kind = Gradient if record.get("backward_is") == "grad" else Case
+        case = kind(record, self.mesh(record["mesh_shape"]))
         try:
             ours = case.ask()
         except NotImplementedError as error:
@@ -159,10 +161,15 @@ class Case:
                 return None
         return inputs, outputs
 
+    def aligned(self, theirs, mine):
+        """Paddle's inputs in the order of ours."""
+        return theirs
+
     def compared(self, ours, theirs):
         """The class of our answer beside Paddle's."""
         mine = flat(ours.inputs), list(ours.outputs)
         shapes = [spec.shape for spec in flat(self.specs)][: len(mine[0])]
+        theirs = self.aligned(theirs[0], mine[0]), theirs[1]
         absent = ((0,), ()) if mp.infer_reference(self.name).optional else ()
         present = [
             i
@@ -208,7 +215,7 @@ class Case:
         return round(price, 3), size
 
     def reverse_price(self, answer, shapes, ours):
-        """Bytes from what comes of the answered inputs to what is wanted, and input elements."""
+        """Bytes from what the answered inputs give to what is wanted; elements of the inputs."""
         it = iter(answer[0])
         specs = mapped(lambda spec: mp.TensorSpec(spec.shape, next(it)), self.specs)
         if mp.infer_reference(self.name).templates:
@@ -249,6 +256,58 @@ class Case:
         )
 
 
+class Gradient(Case):
+    """A record of a gradient's rule: its inputs are those of the operation, some or more."""
+
+    def __init__(self, record, mesh):
+        super().__init__(record, mesh)
+        rule, forward, grads = self.name, flat(self.specs), flat(self.wanted)
+        taken = _FORWARD.get(rule, range(len(self.specs)))
+        numbers = iter(range(len(forward)))
+        places = mapped(lambda spec: next(numbers), self.specs)
+        self.mine = [flat(places[i]) for i in taken]
+        self.mine = [i for group in self.mine for i in group] + [
+            len(forward) + i for i in range(len(grads))
+        ]
+        self.theirs = _ANSWERED.get(rule, self.every)(len(forward), len(grads))
+        absent = mp.TensorSpec((0,), mp.Layout(((),)))
+        specs = [self.specs[i] for i in taken]
+        if rule == "label_smooth":
+            specs, self.mine = [grads[0], absent], [-1, -1, *self.mine]
+        elif rule.startswith("expand_as"):
+            specs, self.mine = [*specs, absent], [self.mine[0], -1, *self.mine[1:]]
+        self.specs = [*specs, *grads]
+        self.shapes = mapped(lambda spec: spec.shape, self.specs)
+        self.name, self.reverse = f"{rule}_grad", False
+
+    @staticmethod
+    def every(inputs, grads):
+        """Paddle answers for every tensor that it is given."""
+        return list(range(inputs + grads))
+
+    def aligned(self, theirs, mine):
+        """Paddle's inputs in the order of ours; ours where it leaves one out."""
+        found = dict(zip(self.theirs, theirs, strict=False))
+        return [found.get(i, layout) for i, layout in zip(self.mine, mine, strict=True)]
+
+
+# The positions of an operation's own arguments among the inputs of its gradient's rule.
+_FORWARD = {
+    "argsort": [1],
+    "cummax": [0],
+    "cummin": [0],
+    "topk": [0],
+    "einsum": [0],
+    "instance_norm": [0, 1, 2],
+    "put_along_axis": [0, 1, 2],
+    "label_smooth": [],
+}
+# The tensors for which a rule answers, where it leaves some out.
+_ANSWERED = {
+    "einsum": lambda inputs, grads: [*range(inputs - 1), inputs],
+    "instance_norm": lambda inputs, grads: [0, 1, 3, 4, 5],
+    "pad": lambda inputs, grads: [1],
+}
 _SAME = {
     "keepdim": "keep_dim",
     "keepdims": "keep_dim",
@@ -272,22 +331,17 @@ def records_of(path):
 
 
 def scored(records, show=""):
-    """Counts per operation and class: of the score, beside it, and gradients left out."""
+    """Counts per operation and class of what counts, of the rest, and of the gradients."""
     judge = Judge()
-    inside, beside = (
-        collections.defaultdict(collections.Counter),
-        collections.defaultdict(collections.Counter),
-    )
-    grads = 0
+    inside, beside, gradients = (collections.defaultdict(collections.Counter) for _ in range(3))
     for record in records:
-        if record.get("backward_is") == "grad":
-            grads += 1
-            continue
         verdict = judge.judge(record)
-        (inside if verdict.counts else beside)[record["rule"]][verdict.name] += 1
-        if show and verdict.name in show.split(","):
+        is_gradient = record.get("backward_is") == "grad"
+        table = gradients if is_gradient else inside if verdict.counts else beside
+        table[record["rule"]][verdict.name] += 1
+        if verdict.name in show.split(","):
             print(verdict.name, verdict.counts, verdict.remark, json.dumps(record))
-    return inside, beside, grads
+    return inside, beside, gradients
 
 
 def share(counts):
@@ -301,27 +355,40 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", default=DATA)
     parser.add_argument("--every", type=int, default=1, help="take every n-th record only")
+    parser.add_argument("--gradients", action="store_true", help="also the rules of gradients")
     parser.add_argument("--rules", default="", help="only these, separated by commas")
     parser.add_argument("--show", default="", help="print the records of these classes")
     options = parser.parse_args(argv)
     start = time.perf_counter()
     records = records_of(options.file)[:: options.every]
+    if not options.gradients:
+        records = [r for r in records if r.get("backward_is") != "grad"]
     if options.rules:
         records = [r for r in records if r["rule"] in options.rules.split(",")]
-    inside, beside, grads = scored(records, options.show)
-    total, rest = collections.Counter(), collections.Counter()
+    inside, beside, gradients = scored(records, options.show)
+    total, rest, of_gradients = (
+        sum(table.values(), start=collections.Counter()) for table in (inside, beside, gradients)
+    )
     print(f"{'operation':44s}" + "".join(f"{name:>12s}" for name in CLASSES))
     for rule in sorted({*inside, *beside}):
-        total.update(inside[rule])
-        rest.update(beside[rule])
-        both = inside[rule] + beside[rule]
-        print(f"{rule:44s}" + "".join(f"{both[name]:12d}" for name in CLASSES))
-    for title, counts in (("counted", total), ("not replayed by Paddle's data", rest)):
-        print(f"{title:44s}" + "".join(f"{counts[name]:12d}" for name in CLASSES))
+        print(line(rule, inside[rule] + beside[rule]))
+    for rule in sorted(gradients):
+        print(line(f"gradient of {rule}", gradients[rule]))
+    for title, counts in (
+        ("counted: replayed, or reverse", total),
+        ("not replayed by Paddle's data", rest),
+        ("gradients", of_gradients),
+    ):
+        print(line(title, counts))
         print(f"  {share(counts):.2%} equal, better, even or sound of {sum(counts.values())}")
-    print(f"{grads} gradient records left out; {time.perf_counter() - start:.0f} s")
-    bad = total["unsound"] + rest["unsound"] + total["unsupported"] + rest["unsupported"]
+    print(f"{len(records)} records in {time.perf_counter() - start:.0f} s")
+    bad = sum(c["unsound"] + c["unsupported"] for c in (total, rest, of_gradients))
     return 1 if bad or share(total) < 0.97 else 0
+
+
+def line(title, counts):
+    """A line of the table."""
+    return f"{title:44s}" + "".join(f"{counts[name]:12d}" for name in CLASSES)
 
 
 if __name__ == "__main__":

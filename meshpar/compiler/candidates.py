@@ -22,7 +22,7 @@ from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
 from meshpar.placements.types import Partial, Placement, ReduceType, Replicate, Shard
 
-__all__ = ["Candidate", "Ways", "backward_candidates", "best_of", "forward_candidates"]
+__all__ = ["Candidate", "Ways", "backward_candidates", "best_of", "forward_candidates", "stays"]
 
 Shape = tuple[int, ...]
 Layouts = tuple[Layout, ...]
@@ -142,19 +142,29 @@ def forward_candidates(ways: Ways, given: Layouts) -> Iterator[Candidate]:
     def guess(axis: str, flow: Flow) -> Guess:
         return _forward_guess(ways, [placement_on(layout, axis) for layout in given], axis, flow)
 
-    for number, (inputs, outputs) in enumerate(ways.combined(axes, suits, guess, given)):
-        moved = sum(
-            reshard_bytes(src, dst, shape, sizes)
-            for src, dst, shape in zip(given, inputs, traced.shapes, strict=True)
-        )
-        later = sum(
-            _all_reduce_bytes(layout, shape, sizes)
-            for layout, shape in zip(outputs, traced.made, strict=True)
-        )
-        changed = tuple(src != dst for src, dst in zip(given, inputs, strict=True))
-        blocks = ways.elements(inputs, outputs)
-        key = (round(moved + later, 3), sum(changed), blocks, changed, number)
-        yield Candidate(key, inputs, outputs)
+    for number, (read, outputs) in enumerate(ways.combined(axes, suits, guess, given)):
+        for inputs in dict.fromkeys((read, _unread_whole(ways, read))):
+            moved = sum(
+                reshard_bytes(src, dst, shape, sizes)
+                for src, dst, shape in zip(given, inputs, traced.shapes, strict=True)
+            )
+            later = sum(
+                _all_reduce_bytes(layout, shape, sizes)
+                for layout, shape in zip(outputs, traced.made, strict=True)
+            )
+            changed = tuple(src != dst for src, dst in zip(given, inputs, strict=True))
+            blocks = ways.elements(inputs, outputs)
+            key = (round(moved + later, 3), sum(changed), blocks, changed, number)
+            yield Candidate(key, inputs, outputs)
+
+
+def _unread_whole(ways: Ways, inputs: Layouts) -> Layouts:
+    """The inputs; those whole whose shape alone is read, which may have to be the global one."""
+    reads = ways.traced.flows.flows[0].inputs
+    return tuple(
+        Layout.replicated(layout.ndim) if placement is None else layout
+        for layout, placement in zip(inputs, reads, strict=True)
+    )
 
 
 def backward_candidates(ways: Ways, wanted: Wanted) -> Iterator[Candidate]:
@@ -189,8 +199,12 @@ def backward_candidates(ways: Ways, wanted: Wanted) -> Iterator[Candidate]:
         yield Candidate(key, inputs, outputs)
 
 
-def best_of(ways: Ways, candidates: Iterable[Candidate]) -> Candidate:
-    """The best candidate on whose blocks the operation can be called."""
+def best_of(
+    ways: Ways,
+    candidates: Iterable[Candidate],
+    suits: Callable[[Candidate], bool] = lambda candidate: True,
+) -> Candidate:
+    """The best candidate that suits and on whose blocks the operation can be called."""
     for candidate in sorted(candidates, key=lambda c: c.key):
         blocks, made = (
             tuple(local_shape(s, x, ways.sizes) for s, x in zip(shapes, layouts, strict=True))
@@ -199,9 +213,20 @@ def best_of(ways: Ways, candidates: Iterable[Candidate]) -> Candidate:
                 (ways.traced.made, candidate.outputs),
             )
         )
-        if blocks == ways.traced.shapes or runs_on_blocks(ways.traced, blocks, made):
+        runs = blocks == ways.traced.shapes or runs_on_blocks(ways.traced, blocks, made)
+        if runs and suits(candidate):
             return candidate
     raise AssertionError("an operation runs on whole tensors")
+
+
+def stays(ways: Ways, candidate: Candidate) -> bool:
+    """Whether the operation, asked with a candidate's inputs, takes them as they are.
+
+    A result that is pending for small inputs may cost more to reduce than the inputs to gather.
+    """
+    if not any(layout.partial for layout in candidate.outputs):
+        return True
+    return best_of(ways, forward_candidates(ways, candidate.inputs)).inputs == candidate.inputs
 
 
 def _goes_on(given: Sequence[Placement], flow: Flow) -> bool:

@@ -20,6 +20,7 @@ from meshpar.compiler.candidates import (
     backward_candidates,
     best_of,
     forward_candidates,
+    stays,
 )
 from meshpar.compiler.operations.registry import infer_reference
 from meshpar.compiler.traced_operation import (
@@ -154,7 +155,8 @@ def infer_backward(
         specs = [*specs, results]
     ways = _ways("infer_backward", name, specs, mesh, attrs)
     wanted = list(_wanted(ways.traced, results))
-    return _answer(ways.traced, specs, best_of(ways, backward_candidates(ways, wanted)))
+    found = best_of(ways, backward_candidates(ways, wanted), lambda c: stays(ways, c))
+    return _answer(ways.traced, specs, found)
 
 
 def _ways(

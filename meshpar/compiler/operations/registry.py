@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -145,12 +145,10 @@ def gradient_of(operation: Operation) -> Operation:
         _, pull = jax.vjp(of_floats, *(tensors[i] for i in moving))
         return [leaf for grad in pull(list(grads)) for leaf in jax.tree.leaves(grad)]
 
-    kinds = operation.kinds
     count = len(inspect.signature(operation.form).parameters) - _attributes(operation.form)
-    padded = kinds + kinds[-1] * (count - len(kinds))
-    return Operation(
-        form, padded[:count] + "f", operation.optional, operation.bound, located=operation.located
-    )
+    kinds = "".join(operation.kind(i) for i in range(count)) + "f"
+    local = operation.local if operation.located else None  # other attributes are the same
+    return replace(operation, form=form, kinds=kinds, local=local, mean=None, shape_only=False)
 
 
 def _attributes(form: Callable[..., Any]) -> int:
