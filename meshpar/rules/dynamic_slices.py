@@ -36,19 +36,17 @@ def dynamic_slice(x: Aval, *starts: Aval, slice_sizes: Shape, **_: Any) -> Rule:
     def emit(at: Emission, block: jax.Array, *starts: jax.Array) -> Any:
         # Begins are made to fit here: jaxlib 0.10 folds a slice of a slice into one by adding their
         # begins, as if none reached beyond its dim, and a reshard may slice what this makes.
-        where, sizes = [jnp.int32(0) for _ in starts], [*slice_sizes]
+        pairs = zip(starts, slice_sizes, x.shape, strict=True)
+        where, sizes = [_inside(*start) for start in pairs], [*slice_sizes]
         for d, name in enumerate(names):
             if whole[d]:
                 sizes[d] = block.shape[d]
-                continue
-            begin = _inside(starts[d], slice_sizes[d], x.shape[d])
-            if at.is_cut(name):
+            elif at.is_cut(name):
                 assert kind is not None, "only numbers are pending"
-                row = begin - at.start(name)
+                row = where[d] - at.start(name)
                 block, good = take_rows(block, d, row, slice_sizes[d], 0, at.valid(name))
                 block = jnp.where(good, block, jnp.asarray(identity(kind, block.dtype)))
-            else:
-                where[d] = begin
+                where[d] = jnp.zeros_like(where[d])
         return at.bind(block, *where, slice_sizes=tuple(sizes))
 
     sizes = {**dict(zip(names, x.shape, strict=True)), **dict(zip(out, slice_sizes, strict=True))}

@@ -861,9 +861,7 @@ def random_program(rng: random.Random, mesh: str, *, loops: bool = True) -> Rand
     program = RandomProgram(
         mesh,
         inputs,
-        tuple(
-            None if rng.random() < 0.15 else random_placements(rng, info, on) for info in inputs
-        ),
+        tuple(None if rng.random() < 0.15 else random_placements(rng, info, on) for info in inputs),
         tuple(builder.lines),
         outputs,
         tuple(
@@ -876,5 +874,3 @@ def random_program(rng: random.Random, mesh: str, *, loops: bool = True) -> Rand
         rng.randrange(10**6),
     )
     return needed_only(program)
-
-

@@ -240,7 +240,9 @@ def test_two_meshes(placed):
 def test_placements_out_of_range(placed):
     with pytest.raises(mp.PlacementError, match=r"(?s)mp.jit\(dense\).*out_placements.*Shard\(2\)"):
         mp.jit(dense, out_placements=[Shard(2)])(*placed)
-    with pytest.raises(mp.PlacementError, match=r"(?s)in_placements/0/0.*Shard\(5\).*takes -2 to 1"):
+    with pytest.raises(
+        mp.PlacementError, match=r"(?s)in_placements/0/0.*Shard\(5\).*takes -2 to 1"
+    ):
         mp.jit(dense, in_placements=([Shard(5)],), mesh=MESH)(X, W)
 
 
@@ -303,7 +305,9 @@ def without_a_rule(monkeypatch):
 
 def test_an_operation_without_a_rule_is_replicated_with_one_warning(placed, without_a_rule):
     f = mp.jit(dense)
-    with pytest.warns(mp.NoRuleWarning, match=r"mp.jit\(dense\): no rule for 'tanh' at test_jit.py"):
+    with pytest.warns(
+        mp.NoRuleWarning, match=r"mp.jit\(dense\): no rule for 'tanh' at test_jit.py"
+    ):
         y = f(*placed)
     close(y, dense(X, W))
     plan = f.plan(*placed)

@@ -26,27 +26,34 @@ def test_a_slice_beyond_its_dim_that_is_cut_afterwards():
 
 
 def test_an_output_that_is_reduced_before_its_transpose():
-    x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    placed = mp.shard_tensor(x, LINE, [Shard(0)])
-    y = mp.jit(lambda x: (x.T @ x).T)(placed)
-    np.testing.assert_allclose(np.asarray(y), (x.T @ x).T)
+    x = np.arange(24, dtype=np.float32).reshape(6, 4) / 8
+    w = np.arange(20, dtype=np.float32).reshape(4, 5) / 16 - 0.5
+
+    def gradients(x, w):
+        return jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), (0, 1))(x, w)
+
+    rows = mp.shard_tensor(x, SQUARE, [Shard(0)])
+    columns = mp.shard_tensor(w, SQUARE, [Replicate(), Shard(1)])
+    for got, expected in zip(mp.jit(gradients)(rows, columns), gradients(x, w), strict=True):
+        np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5)
 
 
 def test_an_argument_that_is_gathered_forward_and_reduced_is_there_backward():
-    v = mp.shard_tensor(
-        np.arange(5, dtype=np.float32), mp.ProcessMesh(np.arange(8).reshape(2, 2, 2), list("abc")),
-        [Replicate(), Partial("avg"), Shard(0)],
-    )  # fmt: skip
+    cube = mp.ProcessMesh(np.arange(8).reshape(2, 2, 2), list("abc"))
+    placements = [Replicate(), Partial("avg"), Shard(0)]
+    v = mp.shard_tensor(np.arange(5, dtype=np.float32), cube, placements)
 
     def both(v):
-        return jnp.min(v), jax.grad(lambda a: (jnp.sort(a) * v).sum())(v)
+        first, column = jnp.min(v, axis=(0,)), 1.5 - v.reshape(5, 1)
+        return first, column, jax.grad(lambda a: (jnp.sort(a, 0) * v).sum())(v)
 
-    got, expected = mp.jit(both)(v), both(jnp.arange(5.0))
+    out = (None, [Shard(1), Shard(0), Shard(0)], [Replicate(), Replicate(), Shard(0)])
+    got, expected = mp.jit(both, out_placements=out)(v), both(jnp.arange(5.0))
     for lhs, rhs in zip(got, expected, strict=True):
         np.testing.assert_allclose(np.asarray(lhs), rhs)
 
 
 def test_collectives_for_results_that_nobody_takes_are_not_planned():
-    x = mp.shard_tensor(np.arange(24, dtype=np.float32).reshape(3, 8), LINE, [Shard(1)])
+    x = mp.shard_tensor(np.arange(8, dtype=np.float32), LINE, [Shard(0)])
     f = mp.jit(lambda x: lax.top_k(x, 2)[0])
     assert planned(f.plan(x)) == lowered(f.lower(x).as_text(), LINE)
