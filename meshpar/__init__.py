@@ -13,7 +13,9 @@ _HOME = {
     for module, names in {
         "meshpar.compiler.check": "check",
         "meshpar.compiler.explain": "explain",
+        "meshpar.compiler.infer": "Inferred TensorSpec infer_backward infer_forward",
         "meshpar.compiler.jit": "jit",
+        "meshpar.compiler.operations.registry": "Operation infer_reference",
         "meshpar.compiler.no_rule": "NoRuleWarning",
         "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",

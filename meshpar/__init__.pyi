@@ -5,8 +5,14 @@ from meshpar import rules as rules
 from meshpar import schedules as schedules
 from meshpar.compiler.check import check as check
 from meshpar.compiler.explain import explain as explain
+from meshpar.compiler.infer import Inferred as Inferred
+from meshpar.compiler.infer import TensorSpec as TensorSpec
+from meshpar.compiler.infer import infer_backward as infer_backward
+from meshpar.compiler.infer import infer_forward as infer_forward
 from meshpar.compiler.jit import jit as jit
 from meshpar.compiler.no_rule import NoRuleWarning as NoRuleWarning
+from meshpar.compiler.operations.registry import Operation as Operation
+from meshpar.compiler.operations.registry import infer_reference as infer_reference
 from meshpar.errors import DistTensorError as DistTensorError
 from meshpar.errors import MeshError as MeshError
 from meshpar.errors import MeshparError as MeshparError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from meshpar.compiler.partition import run_node
 from meshpar.compiler.planned import PlannedNode, PlannedProgram
 from meshpar.placements.blocks import local_shape, shards_on
 
-__all__ = ["emitted_collectives"]
+__all__ = ["emitted_collectives", "emitted_primitives"]
 
 Sent = tuple[str, tuple[str, ...], int]
 """Kind, mesh axes, bytes that each device sends."""
@@ -53,6 +53,22 @@ def emitted_collectives(
     )
     if not talks or node.bodies:
         return []
+    taken = [value in used for value in node.node.outs]
+    return _sent(without_dead_code(_traced(planned, node), taken), planned)
+
+
+def emitted_primitives(planned: PlannedProgram, node: PlannedNode) -> frozenset[str]:
+    """What a rule's own program asks of the mesh: collectives, and `axis_index` for its place.
+
+    Args:
+      planned: the program that the operation is in.
+      node: the operation.
+    """
+    return frozenset(_asked(_traced(planned, node)))
+
+
+def _traced(planned: PlannedProgram, node: PlannedNode) -> Any:
+    """The jaxpr of an operation on its blocks."""
     blocks = [
         jax.ShapeDtypeStruct(local_shape(tuple(aval.shape), layout, planned.sizes), aval.dtype)
         for aval, layout in (
@@ -72,8 +88,20 @@ def emitted_collectives(
         out_specs=P(),
         check_vma=False,
     )
-    taken = [value in used for value in node.node.outs]
-    return _sent(without_dead_code(jax.make_jaxpr(local)(*blocks), taken), planned)
+    return jax.make_jaxpr(local)(*blocks)
+
+
+def _asked(jaxpr: Any) -> Iterator[str]:
+    inner, _ = closed(jaxpr)
+    for eqn in inner.eqns:
+        if eqn.primitive.name in _KINDS or eqn.primitive.name == "axis_index":
+            yield eqn.primitive.name
+        elif eqn.primitive.name == "shard_map":
+            yield from _asked(eqn.params["jaxpr"])
+        else:
+            bodies = sub_jaxprs(eqn)
+            for body in bodies.bodies if bodies is not None else ():
+                yield from _asked(body)
 
 
 def _sent(jaxpr: Any, planned: PlannedProgram) -> list[Sent]:

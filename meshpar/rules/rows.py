@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -65,8 +66,11 @@ def fetch(
       block: this device's rows of the dim, padded.
       have: the rows that each device has.
       want: the rows that each device wants, as many for each; some may be rows that no device has.
-      filler: what stands for those, a scalar.
+      filler: what stands for those, a scalar; for PRNG keys it is any key.
     """
+    if not isinstance(block.dtype, np.dtype):  # PRNG keys
+        words = fetch(at, jax.random.key_data(block), dim, factor, have, want, 0)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(block))
     count = want[0][1] - want[0][0]
     shape = (*block.shape[:dim], count, *block.shape[dim + 1 :])
     out = jnp.broadcast_to(jnp.asarray(filler, block.dtype), shape)

@@ -1,6 +1,6 @@
 """The operations that the rules are tested on: one table per family, for any shapes."""
 
-# ruff: noqa: E731, PLW0108 - tables of functions are what this file is
+# ruff: noqa: E731 - tables of functions are what this file is
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -328,6 +328,10 @@ def random(n: int, m: int) -> Iterator[Row]:
     yield "bits of keys", jax.vmap(lambda k: jax.random.bits(k, (m, 2))), (keys,)
     rbg = jax.random.key(3, impl="rbg")
     yield "bits rbg", lambda k: jax.random.bits(k, (n, m)), (rbg,)
+    yield "slice of keys", lambda k: lax.slice(k, (0,), (max(n - 1, 1),)), (keys,)
+    yield "rev of keys", lambda k: lax.rev(k, (0,)), (keys,)
+    yield "concatenate keys", lambda k, other: lax.concatenate([k, other], 0), (keys, keys)
+    yield "update of keys", lambda k, new: lax.dynamic_update_slice(k, new, (0,)), (keys, keys[:1])
     yield "fold_in", jax.vmap(jax.random.fold_in), (keys, integers(max(n, 1), dtype=np.uint32))
     yield "split", jax.vmap(lambda k: jax.random.split(k, m)), (keys,)
     yield "unwrap", jax.random.key_data, (keys,)

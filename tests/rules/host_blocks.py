@@ -85,7 +85,6 @@ def blocks_of(value: np.ndarray, layout: Layout, sizes: Sizes, seed: int) -> np.
     return np.stack(out)
 
 
-# ruff: noqa: PLW0108 - a table
 _REDUCE: dict[ReduceType, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
     SUM: lambda terms: sum(terms[1:], terms[0]),
     AVG: lambda terms: sum(terms[1:], terms[0]) / np.asarray(len(terms), terms[0].dtype),

@@ -1,6 +1,6 @@
 """Functions of jax, flax and optax whose primitives must have rules, with arguments."""
 
-# ruff: noqa: PLW0108, B008, SIM905 - tables of functions are what this file is
+# ruff: noqa: B008, SIM905 - tables of functions are what this file is
 
 from collections.abc import Callable, Iterator
 from typing import Any
