@@ -29,12 +29,13 @@ def warn_of_missing_rules(planned: PlannedProgram, call: str, stacklevel: int) -
       stacklevel: as of `warnings.warn`, from the caller.
     """
     for node in _without_rule(planned):
-        if node.node.name not in _told:
-            _told.add(node.node.name)
+        name, where = node.node.name, node.node.where or "an unknown line"
+        if name not in _told:
+            _told.add(name)
             warnings.warn(
-                f"{call}: no rule for {node.node.name!r} at {node.node.where or 'some line'}, "
-                "so every device computes it whole; plan.replicated lists such operations, and "
-                f"meshpar.rules.register({node.node.name!r}, rule) adds one",
+                f"{call}: no rule for {name!r} at {where}, so every device computes it whole; "
+                f"plan.replicated lists such operations, and meshpar.rules.register({name!r}, "
+                "rule) adds one",
                 NoRuleWarning,
                 stacklevel=stacklevel + 1,
             )

@@ -19,17 +19,17 @@ from tests.compiler.programs import MESHES, random_program
 SEED = int(os.environ.get("MESHPAR_FUZZ_SEED", random.SystemRandom().randrange(10**6)))
 
 
-@pytest.mark.parametrize("mesh", ["2", "4", "2x2", "2x3", "2x4", "2x2x2"])
+@pytest.mark.parametrize("mesh", ["2", "2x2", "2x3", "2x4"])
 def test_random_programs(mesh):
     rng = random.Random(f"{SEED}/{mesh}")
-    programs = [random_program(rng, mesh, loops=i % 3 == 0) for i in range(24)]
+    programs = [random_program(rng, mesh, loops=i % 3 == 0) for i in range(20)]
     found = failures(programs, bytes_too=False)
     shown = [str(cut_down(failure, seconds=30)) for failure in found[:2]]
     assert not found, "\n".join([f"MESHPAR_FUZZ_SEED={SEED}, {len(found)} failures", *shown])
 
 
 @settings(
-    max_examples=6,
+    max_examples=4,
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -1,0 +1,62 @@
+"""Programs that went wrong once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import meshpar as mp
+from meshpar import Partial, Replicate, Shard
+from tests.compiler.fuzz import lowered, planned
+
+SQUARE = mp.ProcessMesh([[0, 1], [2, 3]], ["a", "b"])
+LINE = mp.ProcessMesh([0, 1], ["x"])
+
+
+def test_a_slice_beyond_its_dim_that_is_cut_afterwards():
+    x = np.arange(45, dtype=np.int32).reshape(9, 5)
+    f = mp.jit(
+        lambda x, i: lax.dynamic_slice_in_dim(x, i, 2, 1), out_placements=[Shard(1)], mesh=SQUARE
+    )
+    for begin in (-3, 1, 200):
+        np.testing.assert_array_equal(f(x, np.int32(begin)), np.asarray(
+            lax.dynamic_slice_in_dim(x, begin, 2, 1)))  # fmt: skip
+
+
+def test_an_output_that_is_reduced_before_its_transpose():
+    x = np.arange(24, dtype=np.float32).reshape(6, 4) / 8
+    w = np.arange(20, dtype=np.float32).reshape(4, 5) / 16 - 0.5
+
+    def gradients(x, w):
+        return jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), (0, 1))(x, w)
+
+    rows = mp.shard_tensor(x, SQUARE, [Shard(0)])
+    columns = mp.shard_tensor(w, SQUARE, [Replicate(), Shard(1)])
+    for got, expected in zip(mp.jit(gradients)(rows, columns), gradients(x, w), strict=True):
+        np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5)
+
+
+def test_an_argument_that_is_gathered_forward_and_reduced_is_there_backward():
+    cube = mp.ProcessMesh(np.arange(8).reshape(2, 2, 2), list("abc"))
+    placements = [Replicate(), Partial("avg"), Shard(0)]
+    v = mp.shard_tensor(np.arange(5, dtype=np.float32), cube, placements)
+
+    def both(v):
+        first, column = jnp.min(v, axis=(0,)), 1.5 - v.reshape(5, 1)
+        return first, column, jax.grad(lambda a: (jnp.sort(a, 0) * v).sum())(v)
+
+    out = (None, [Shard(1), Shard(0), Shard(0)], [Replicate(), Replicate(), Shard(0)])
+    got, expected = mp.jit(both, out_placements=out)(v), both(jnp.arange(5.0))
+    for lhs, rhs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(lhs), rhs)
+
+
+def test_collectives_for_results_that_nobody_takes_are_not_planned():
+    x = mp.shard_tensor(np.arange(2, dtype=np.float32), LINE, [Shard(0)])
+    f = mp.jit(jax.grad(lambda x, y: jnp.square(jnp.concatenate([x, y])).sum()))
+    plan, sent = f.plan(x, x), lowered(f.lower(x, x).as_text(), LINE)
+    assert [op.name for op in plan.operations].count("split") == 1  # of its two parts one is taken
+    assert sent
+    assert planned(plan) == sent
