@@ -57,7 +57,8 @@ class Lowering:
         self._inputs, self._outputs, self._tree = tuple(inputs), tuple(outputs), tree
         self.plan = plan
         self._plain_outputs = all(
-            layout is None or not (layout.partial or not is_even(shape, layout, mesh.axis_sizes))
+            layout is None
+            or not (layout.partial or 0 in shape or not is_even(shape, layout, mesh.axis_sizes))
             for shape, layout in outputs
         )
         self._expected: list[tuple[Any, ...]] | None = None
