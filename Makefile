@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 ROUNDS ?= 10
+CASES ?= 2000
+SEED ?= $(shell date +%s)
 ARGS ?=
 QUICK := tests/test_public_names.py tests/models tests/training/test_layers.py \
   tests/training/test_dataloader.py tests/training/test_checkpoint.py tests/training/test_strategy.py
@@ -48,8 +50,9 @@ train: $(STAMP) ## train a language model on 8 CPU devices, or on all GPUs or TP
 exhaustive: $(STAMP) ## run every case where the tests take a covering
 	$(PYTEST) -n $(WORKERS) -m exhaustive tests $(ARGS)
 
-fuzz: $(STAMP) ## run the property tests ROUNDS times, each time on new examples
+fuzz: $(STAMP) ## run the property tests ROUNDS times, then CASES random programs from SEED
 	for round in $$(seq $(ROUNDS)); do $(PYTEST) -n $(WORKERS) -m hypothesis tests $(ARGS) || exit 1; done
+	$(BIN)/python -m tests.compiler.fuzz --cases $(CASES) --seed $(SEED)
 
 bench: $(STAMP) ## run the benchmarks
 	for name in step_time against_xla spmd_oracle; do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -42,9 +42,13 @@ class Placed(NamedTuple):
 
 def wrap(storage: jax.Array, shape: tuple[int, ...], layout: Layout, mesh: ProcessMesh) -> Value:
     """The storage itself where a `jax.Array` can hold the layout, else a `DistTensor` around it."""
+    asked = storage_sharding(layout, mesh)
+    if (
+        0 in storage.shape and storage.sharding != asked
+    ):  # XLA gives what has no elements back whole
+        storage = jax.device_put(storage, asked)
     if layout.partial or not is_even(shape, layout, mesh.axis_sizes):
         return DistTensor(storage, shape, layout, mesh)
-    asked = storage_sharding(layout, mesh)
     if storage.sharding == asked:
         return storage
     # Equivalent, but spelled otherwise: XLA drops axes of size 1, and the caller asked for them.

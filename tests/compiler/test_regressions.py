@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import meshpar as mp
@@ -60,3 +61,15 @@ def test_collectives_for_results_that_nobody_takes_are_not_planned():
     assert [op.name for op in plan.operations].count("split") == 1  # of its two parts one is taken
     assert sent
     assert planned(plan) == sent
+
+
+@pytest.mark.parametrize("shape", [(0, 12), (3, 0)], ids=str)
+@pytest.mark.parametrize(
+    "out", [[Shard(0)], [Replicate(), Shard(1)], [Partial(), Shard(0)]], ids=str
+)
+def test_a_result_without_elements_lies_as_asked(shape, out):
+    x = mp.shard_tensor(np.zeros(shape, np.float32), SQUARE, [Shard(1)])
+    y = mp.jit(lambda x: x * 2, out_placements=out)(x)
+    assert y.shape == shape
+    assert mp.placements_of(y) == [*out, Replicate()][:2]
+    assert mp.local_value(y, 3).size == 0
