@@ -12,7 +12,8 @@ CASES ?= 2000
 SEED ?= $(shell date +%s)
 ARGS ?=
 QUICK := tests/test_public_names.py tests/models tests/training/test_layers.py \
-  tests/training/test_dataloader.py tests/training/test_checkpoint.py tests/training/test_strategy.py
+  tests/training/test_dataloader.py tests/training/test_checkpoint.py tests/training/test_strategy.py \
+  tests/compiler/test_jit.py tests/compiler/test_regressions.py tests/placements/test_layout.py
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test quick lint format train exhaustive fuzz bench notebooks clean
