@@ -26,7 +26,7 @@ from meshpar.rules.rule import Rule
 __all__ = ["Flow", "Flows", "flows_of"]
 
 REPLICATE = Replicate()
-_MOST = 512  # flows that are followed; to leave some out is sound
+_MOST = 1024  # flows that are followed; to leave some out is sound
 _PROBE = {"axis": 2}  # a mesh on which one operation is tried
 
 
@@ -159,7 +159,9 @@ def flows_of(program: Program) -> Flows:
             key = tuple(partial.states.get(v) for v in live)
             if key not in unique or (unique[key].located and not partial.located):
                 unique[key] = partial
-        table = list(unique.values())[:_MOST]  # doing nothing comes first
+        # Doing nothing comes first; what leaves much pending is the least likely to be of use.
+        likely = sorted(unique, key=lambda key: sum(isinstance(p, Partial) for p in key))
+        table = [unique[key] for key in likely[:_MOST]]
     flows = [partial.flow(program) for partial in table]
     flows.sort(key=lambda flow: (not flow.is_replicated, _cut_outputs(flow), flow.located))
     return Flows(program, tuple(rules), tuple(flows))
