@@ -15,5 +15,11 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
+from hypothesis import settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples in every run, so that a failure is the change's; `make fuzz` draws new ones.
+settings.register_profile("same", derandomize=True, print_blob=True)
+settings.register_profile("new", print_blob=True)
+settings.load_profile("same")
