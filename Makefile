@@ -53,7 +53,7 @@ exhaustive: $(STAMP) ## run every case where the tests take a covering
 
 fuzz: $(STAMP) ## run the property tests ROUNDS times, then CASES random programs from SEED
 	for round in $$(seq $(ROUNDS)); do \
-	  MESHPAR_FUZZ_SEED=$$(($(SEED) + round)) $(PYTEST) -n $(WORKERS) --hypothesis-profile new \
+	  MESHPAR_FUZZ_SEED=$$(($(SEED) + $$round)) $(PYTEST) -n $(WORKERS) --hypothesis-profile new \
 	    -m hypothesis tests $(ARGS) || exit 1; \
 	done
 	$(BIN)/python -m tests.compiler.fuzz --cases $(CASES) --seed $(SEED)

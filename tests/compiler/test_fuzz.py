@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.compiler.fuzz import cut_down, failures
 from tests.compiler.programs import MESHES, random_program
 
-SEED = int(os.environ.get("MESHPAR_FUZZ_SEED", 0))  # `make fuzz` draws others
+SEED = int(os.environ.get("MESHPAR_FUZZ_SEED", "0"))  # `make fuzz` draws others
 
 
 @pytest.mark.parametrize("mesh", ["2", "2x2", "2x3", "2x4"])
