@@ -161,6 +161,13 @@ def inlined_call(eqn: Any) -> tuple[Any, list[Any]] | None:
         return params["jaxprs"].solve, [*own, *eqn.invars[sum(lengths) :]]
     if name == "while" and params["cond_jaxpr"].out_avals[0].ndim:
         return jax.make_jaxpr(_scalar_while(params))(*(v.aval for v in eqn.invars)), [*eqn.invars]
+    if name == "call_hi_primitive":  # jax 0.12: an operation that says what it comes to
+        operation = params["_prim"]
+
+        def expanded(*flat: Any) -> list[Any]:
+            return jax.tree.leaves(operation.expand(*jax.tree.unflatten(operation.in_tree, flat)))
+
+        return jax.make_jaxpr(expanded)(*(v.aval for v in eqn.invars)), [*eqn.invars]
     if name in _INLINED:
         bodies = sub_jaxprs(eqn)
         return None if bodies is None else (bodies.bodies[0], list(eqn.invars))
