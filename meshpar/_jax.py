@@ -7,7 +7,7 @@ here with what is truly private, so that a new JAX version is met in one place.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeGuard, TypeVar
 
@@ -20,6 +20,7 @@ from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import partial_eval as _pe
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
 __all__ = ["backend_is_up", "is_key_array", "is_tracer", "linear_primitive", "refuse_as_argument"]
 
@@ -41,6 +42,29 @@ def is_key_array(x: object) -> bool:
     """Whether `x` is an array of typed PRNG keys."""
     dtype = getattr(x, "dtype", None)
     return dtype is not None and _dtypes.issubdtype(dtype, _dtypes.prng_key)
+
+
+def unreduced_spec(entries: Sequence[Any], axes: Iterable[str], kind: str) -> PartitionSpec | None:
+    """A `PartitionSpec` with a pending reduction, or `None` where this JAX has no such kind.
+
+    Args:
+      entries: the dims.
+      axes: the mesh axes along which it is pending.
+      kind: sum, max, min, ...; jax 0.10 knows sums, 0.12 maxima and minima too.
+    """
+    if kind == "sum":
+        return PartitionSpec(*entries, unreduced=frozenset(axes))
+    kinds = getattr(jax.sharding, "UnreducedKind", None)
+    if not hasattr(kinds, kind):
+        return None
+    named = {"unreduced": frozenset(axes), "unreduced_kind": getattr(kinds, kind)}
+    return PartitionSpec(*entries, **named)
+
+
+def unreduced_kind(spec: PartitionSpec) -> str:
+    """The kind of a spec's pending reduction."""
+    kind = getattr(spec, "unreduced_kind", None)
+    return "sum" if kind is None else kind.name
 
 
 def linear_primitive(

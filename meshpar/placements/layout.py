@@ -8,6 +8,7 @@ from typing import cast
 
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from meshpar._jax import unreduced_kind, unreduced_spec
 from meshpar.errors import PlacementError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.types import Partial, Placement, ReduceType, Replicate, Shard
@@ -188,7 +189,7 @@ class Layout:
 
     @classmethod
     def from_spec(cls, spec: PartitionSpec, ndim: int) -> Layout:
-        """From a `PartitionSpec`; `unreduced` axes become `Partial` sums.
+        """From a `PartitionSpec`; `unreduced` axes become `Partial`.
 
         Raises:
           PlacementError: a dim is `UNCONSTRAINED`, or there are more entries than dims.
@@ -206,28 +207,32 @@ class Layout:
             return (entry,) if isinstance(entry, str) else tuple(cast("Sequence[str]", entry))
 
         dims = [axes_of(entry) for entry in entries] + [()] * (ndim - len(entries))
-        pending = sorted((str(axis), ReduceType.kRedSum) for axis in spec.unreduced)
+        kind = ReduceType.of(unreduced_kind(spec))
+        pending = sorted((str(axis), kind) for axis in spec.unreduced)
         return cls(tuple(dims), tuple(pending))
 
     def partition_spec(self) -> PartitionSpec:
-        """The `PartitionSpec`; pending sums become `unreduced`.
+        """The `PartitionSpec`; pending reductions become `unreduced`.
 
         Raises:
           PlacementError: a reduction that this JAX cannot express.
         """
-        for axis, kind in self.partial:
-            if kind is not ReduceType.kRedSum:
-                reason = "PartitionSpec(unreduced=...) holds sums only"
-                raise PlacementError(
-                    f"Partial({kind.word!r}) over {axis!r} has no JAX form.", because=reason
-                )
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in self.dims]
-        if self.partial:
-            return PartitionSpec(*entries, unreduced=frozenset(self.partial_axes))
-        return PartitionSpec(*entries)
+        if not self.partial:
+            return PartitionSpec(*entries)
+        kinds = {kind.word for _, kind in self.partial}
+        spec = unreduced_spec(entries, self.partial_axes, min(kinds)) if len(kinds) == 1 else None
+        if spec is None:
+            raise PlacementError(
+                f"Partial over {', '.join(self.partial_axes)} has no JAX form.",
+                layout=self,
+                because="PartitionSpec(unreduced=...) holds one kind of reduction: sums, and from "
+                "jax 0.12 on maxima and minima too",
+            )
+        return spec
 
     def named_sharding(self, mesh: ProcessMesh) -> NamedSharding:
-        """The `NamedSharding` on the mesh; with Explicit axes where sums are pending."""
+        """The `NamedSharding` on the mesh; with Explicit axes where reductions are pending."""
         self.check_axes(mesh)
         jax_mesh = mesh.jax_mesh
         if self.partial:

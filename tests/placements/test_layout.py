@@ -76,8 +76,15 @@ def test_conversions_by_example():
     assert pending.partition_spec() == P(None, unreduced={"a"})
     assert all(t == AxisType.Explicit for t in pending.named_sharding(MESH).mesh.axis_types)
     assert both.named_sharding(MESH).mesh == MESH.jax_mesh
-    with pytest.raises(mp.PlacementError, match="holds sums only"):
-        Layout.of([Partial("max")], MESH, 1).partition_spec()
+    for kinds in (["prod"], ["sum", "max"]):
+        with pytest.raises(mp.PlacementError, match="holds one kind of reduction"):
+            Layout.of([Partial(kind) for kind in kinds], MESH, 1).partition_spec()
+    largest = Layout.of([Partial("max"), Shard(0)], MESH, 1)
+    if hasattr(jax.sharding, "UnreducedKind"):
+        assert Layout.from_spec(largest.partition_spec(), 1) == largest
+    else:
+        with pytest.raises(mp.PlacementError, match="maxima and minima too"):
+            largest.partition_spec()
 
 
 @pytest.mark.parametrize(
