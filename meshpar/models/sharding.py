@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flax import nnx
 
 from meshpar.models.decoder import Decoder
+from meshpar.models.encoder import Encoder
 from meshpar.models.gpt2 import GPT2
 from meshpar.models.mlp import MLP
 from meshpar.models.resnet import ResNet
@@ -55,6 +56,8 @@ _GPT2 = (
     ParamRule(_LAYER + r"mlp\.up\.bias", ((0, "tp"),)),
     ParamRule(_LAYER + r"mlp\.down\.kernel", _ROW),
 )
+# Positions and segments are GPT-2's positions: short, and added to what is whole.
+_ENCODER = (*_GPT2, ParamRule(r"segments\.embedding", ((1, "fsdp"),)))
 # Layers in pairs: into the hidden dim by column, out of it by row.
 _MLP = (
     ParamRule(r"layers\.\d*[02468]\.kernel", _COLUMN),
@@ -71,6 +74,7 @@ _RESNET = (
 )
 _RULES: dict[type[nnx.Module], tuple[ParamRule, ...]] = {
     Decoder: _DECODER,
+    Encoder: _ENCODER,
     GPT2: _GPT2,
     MLP: _MLP,
     ResNet: _RESNET,
@@ -81,7 +85,7 @@ def rules_for(model: nnx.Module) -> tuple[ParamRule, ...]:
     """The rules of a reference model.
 
     Args:
-      model: a `Decoder`, `GPT2`, `MLP` or `ResNet`.
+      model: a `Decoder`, `Encoder`, `GPT2`, `MLP` or `ResNet`.
 
     Returns:
       Rules of which at most one matches any parameter; what none matches is replicated.

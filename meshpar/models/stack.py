@@ -42,24 +42,28 @@ def make_layers(
     )
 
 
-def run_layers(layers: nnx.List[Layer] | Layer, x: jax.Array, *, remat: bool) -> jax.Array:
+def run_layers(
+    layers: nnx.List[Layer] | Layer, x: jax.Array, *context: jax.Array, remat: bool
+) -> jax.Array:
     """Applies the layers one after another.
 
     Args:
       layers: what `make_layers` returned; a layer maps an array to one of equal shape and dtype.
       x: the input of the first layer.
+      *context: what every layer is given beside its input, such as a mask.
       remat: keep only each layer's input for the backward pass and compute the rest again.
 
     Returns:
       The output of the last layer, of the shape of `x`.
     """
 
-    def run(layer: Layer, x: jax.Array) -> jax.Array:
-        return layer(x)
+    def run(layer: Layer, x: jax.Array, *context: jax.Array) -> jax.Array:
+        return layer(x, *context)
 
     step = nnx.remat(run) if remat else run
     if isinstance(layers, nnx.List):
         for layer in layers:
-            x = step(layer, x)
+            x = step(layer, x, *context)
         return x
-    return nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(layers, x)
+    in_axes = (0, nnx.Carry, *(None for _ in context))
+    return nnx.scan(step, in_axes=in_axes, out_axes=nnx.Carry)(layers, x, *context)

@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from meshpar.models.decoder import Decoder, DecoderConfig
+from meshpar.models.encoder import Encoder, EncoderConfig
 from meshpar.models.gpt2 import GPT2, GPT2Config
 from meshpar.models.mlp import MLP, MLPConfig
 from meshpar.models.resnet import ResNet, ResNetConfig
@@ -39,11 +40,26 @@ def gpt2(scan_layers):
     return GPT2(config, rngs=nnx.Rngs(0))
 
 
+def encoder(scan_layers):
+    config = EncoderConfig(
+        vocab_size=32,
+        num_layers=2,
+        model_dim=8,
+        num_heads=2,
+        hidden_dim=16,
+        max_seq_len=8,
+        scan_layers=scan_layers,
+    )
+    return Encoder(config, rngs=nnx.Rngs(0))
+
+
 MODELS = {
     "decoder": (lambda: decoder(False), False),
     "decoder scanned": (lambda: decoder(True), True),
     "gpt2": (lambda: gpt2(False), False),
     "gpt2 scanned": (lambda: gpt2(True), True),
+    "encoder": (lambda: encoder(False), False),
+    "encoder scanned": (lambda: encoder(True), True),
     "mlp": (lambda: MLP(MLPConfig(dims=(8,) * 5), rngs=nnx.Rngs(0)), False),
     "resnet": (lambda: ResNet(ResNetConfig(stages=(1, 1)), rngs=nnx.Rngs(0)), False),
 }
@@ -72,6 +88,11 @@ TABLE = [
     ("gpt2", "layers.0.mlp.up.bias", ("tp",)),
     ("gpt2", "layers.0.mlp.down.bias", (None,)),
     ("gpt2 scanned", "layers.mlp.up.bias", (None, "tp")),
+    ("encoder", "segments.embedding", (None, "fsdp")),
+    ("encoder", "embed.embedding", ("tp", "fsdp")),
+    ("encoder", "layers.0.attention.k.kernel", ("fsdp", "tp")),
+    ("encoder", "layers.1.mlp_norm.bias", (None,)),
+    ("encoder scanned", "layers.mlp.down.kernel", (None, "tp", "fsdp")),
     ("mlp", "layers.0.kernel", ("fsdp", "tp")),
     ("mlp", "layers.0.bias", ("tp",)),
     ("mlp", "layers.1.kernel", ("tp", "fsdp")),
