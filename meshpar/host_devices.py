@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 
 import jax
 
 from meshpar._jax import backend_is_up
+from meshpar.xla_flags import HOST_DEVICES, with_host_devices
 
 __all__ = ["set_host_device_count"]
-
-_FLAG = "--xla_force_host_platform_device_count"
 
 
 def set_host_device_count(count: int) -> None:
@@ -38,7 +36,6 @@ def set_host_device_count(count: int) -> None:
         raise RuntimeError(
             f"set_host_device_count({count}) comes too late: JAX's backend is up with {there} CPU "
             f"device(s). Restart the kernel and call it before anything else uses JAX, or start "
-            f"Python with XLA_FLAGS={_FLAG}={count}"
+            f"Python with XLA_FLAGS={HOST_DEVICES}={count}"
         )
-    others = re.sub(rf"{_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", ""))
-    os.environ["XLA_FLAGS"] = " ".join([*others.split(), f"{_FLAG}={count}"])
+    os.environ["XLA_FLAGS"] = with_host_devices(os.environ.get("XLA_FLAGS", ""), count)

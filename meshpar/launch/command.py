@@ -1,0 +1,145 @@
+"""`python -m meshpar.launch`: the life of a job on this node, from its options to its exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from meshpar.launch.devices import platform_of, split_devices
+from meshpar.launch.guard import Guard
+from meshpar.launch.logs import open_log, shown
+from meshpar.launch.options import Options, parse_options
+from meshpar.launch.ports import free_ports, held_port
+from meshpar.launch.supervise import Events, Failure, Signalled, Start, supervise
+from meshpar.launch.team import Team, rank_variables
+
+__all__ = ["main"]
+
+_LOG = logging.getLogger("meshpar.launch")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def main(argv: Sequence[str], *, prog: str = "meshpar launch") -> int:
+    """Runs a launcher.
+
+    Args:
+      argv: the command line; `--help` lists the options.
+      prog: how the program is called, for messages.
+
+    Returns:
+      The exit code: 0, that of the rank that failed first (128 + the signal where one killed it),
+      or 2 for options that do not fit.
+    """
+    options = parse_options(argv, prog=prog)
+    _set_up_log(options.log_level)
+    events = Events()
+    try:
+        with _signals_to(events), Guard() as guard:
+            return _run(options, events, guard)
+    except (OSError, ValueError, NotImplementedError) as error:
+        _LOG.error("%s", error)
+        return 2
+
+
+def _run(options: Options, events: Events, guard: Guard) -> int:
+    restart = 0
+    while True:
+        with ExitStack() as stack:
+            team = _gather(options, restart, stack)
+            ended = supervise(_starts(options, team, stack), events, guard, options.grace)
+        if ended.failure is not None:
+            _report(ended.failure, team)
+        if ended.failure is None or ended.signal is not None or restart == options.max_restart:
+            return ended.exit_code
+        restart += 1
+        _LOG.warning("restart %d of at most %d", restart, options.max_restart)
+
+
+def _gather(options: Options, restart: int, stack: ExitStack) -> Team:
+    """The ranks of a job on one node; the port of their service is held while the stack lasts."""
+    count = _processes(options)
+    host, _, port = (options.master or "127.0.0.1:0").rpartition(":")
+    port = stack.enter_context(held_port(host, int(port)))
+    first = options.start_port
+    ports = free_ports(host, count) if first is None else range(first, first + count)
+    return Team(
+        options.job_id,
+        restart,
+        options.max_restart,
+        f"{host}:{port}",
+        tuple(f"{host}:{p}" for p in ports),
+        (count,),
+    )
+
+
+def _processes(options: Options) -> int:
+    if options.nproc_per_node is not None:
+        return options.nproc_per_node
+    return 1 if options.devices is None else len(options.devices)
+
+
+def _starts(options: Options, team: Team, stack: ExitStack) -> list[Start]:
+    devices: list[tuple[int, ...] | None] = [None] * len(team.ranks)
+    if options.devices is not None:
+        devices = [*split_devices(options.devices, len(team.ranks))]
+    platform = platform_of(os.environ)
+    headline = f"job {team.job_id}, restart {team.restart}, {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    starts: list[Start] = []
+    for rank, own in zip(team.ranks, devices, strict=True):
+        environ = rank_variables(team, rank, own, platform, os.environ)
+        overwrite = options.log_overwrite and team.restart == 0
+        log = open_log(Path(options.log_dir), rank, overwrite, headline)
+        starts.append(Start(rank, _command(options), environ, log))
+        if rank == 0:
+            stack.enter_context(shown(log))
+    _LOG.info(
+        "job %s: ranks %d to %d of %d, coordinator %s, logs in %s",
+        *(team.job_id, team.ranks[0], team.ranks[-1], len(team.endpoints), team.coordinator),
+        options.log_dir,
+    )
+    return starts
+
+
+def _command(options: Options) -> list[str]:
+    if options.module or options.script.endswith(".py"):
+        return [sys.executable, "-u", "-m", "meshpar.launch.rank", *options.command]
+    return [os.path.abspath(options.script), *options.args]
+
+
+def _report(failure: Failure, team: Team) -> None:
+    others = len(team.endpoints) - 1
+    _LOG.error(
+        "rank %d failed first: %s after %.1f s; the other %d ended. The end of %s:\n%s",
+        *(failure.rank, failure.how, failure.seconds, others, failure.log),
+        "\n".join(f"    {line}" for line in failure.tail.splitlines()) or "    (nothing)",
+    )
+
+
+def _set_up_log(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("meshpar.launch: %(message)s"))
+    _LOG.handlers[:] = [handler]
+    _LOG.propagate = False
+    _LOG.setLevel(level)
+
+
+@contextmanager
+def _signals_to(events: Events) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM into events, as long as the context lasts."""
+
+    def put(number: int, frame: FrameType | None) -> None:
+        events.put(Signalled(number))
+
+    before = {number: signal.signal(number, put) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,227 @@
+"""Starts the ranks of one node, waits for them, and ends them all when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshpar.launch.guard import Guard
+from meshpar.launch.logs import RankLog
+
+__all__ = ["Ended", "Events", "Exited", "Failure", "Signalled", "Start", "Stop", "supervise"]
+
+
+# What schedulers leave a job between SIGTERM and SIGKILL. JAX's own handler of SIGTERM lets a rank
+# run on that does not ask for it.
+_TERM_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a rank is started: its number, command, environment and log."""
+
+    rank: int
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    log: RankLog
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The rank that failed first, and how.
+
+    Args:
+      rank: the rank.
+      code: its exit code, or minus the signal that ended it, as in `subprocess`.
+      seconds: how long it ran.
+      tail: the end of its log.
+      log: where all of it is.
+    """
+
+    rank: int
+    code: int
+    seconds: float
+    tail: str
+    log: str
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that a shell would give: 128 + the signal for one that was killed."""
+        return self.code if self.code > 0 else 128 - self.code
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.code > 0:
+            return f"exit code {self.code}"
+        return f"killed by {signal.Signals(-self.code).name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A rank has ended; it is not reaped yet, so that its number still means its process group."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The launcher got a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The ranks of another node have failed."""
+
+
+Events = queue.SimpleQueue[Exited | Signalled | Stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the ranks of this node ended.
+
+    Args:
+      failure: the first that failed, if any did before it was told to end.
+      signal: the signal that the launcher was sent, if any.
+    """
+
+    failure: Failure | None
+    signal: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the job on this node."""
+        if self.failure is None:
+            return 0
+        # Killed after a signal to the launcher: it is that signal which ended it.
+        killed = self.signal is not None and self.failure.code < 0
+        return 128 + (self.signal or 0) if killed else self.failure.exit_code
+
+
+def supervise(starts: Sequence[Start], events: Events, guard: Guard, grace: float) -> Ended:
+    """Runs the ranks until all have ended.
+
+    Args:
+      starts: the ranks.
+      events: where signals and other nodes' failures arrive.
+      guard: it ends the ranks should this process be killed.
+      grace: seconds between SIGTERM and SIGKILL for ranks that are to end.
+    """
+    ranks = _Ranks(events, guard, grace)
+    try:
+        for start in starts:
+            ranks.start(start)
+        while ranks.alive:
+            ranks.handle(ranks.next_event())
+    finally:
+        ranks.kill()
+    return Ended(ranks.failure, ranks.signal)
+
+
+class _Ranks:
+    def __init__(self, events: Events, guard: Guard, grace: float) -> None:
+        self._events, self._guard, self._grace = events, guard, grace
+        self.alive: dict[int, tuple[Start, subprocess.Popen[bytes], float]] = {}
+        self.failure: Failure | None = None
+        self.signal: int | None = None
+        self._signals = 0
+        self._stopping = False
+        self._deadline: float | None = None
+
+    def start(self, start: Start) -> None:
+        with start.log.path.open("ab") as log:
+            process = subprocess.Popen(
+                start.command,
+                env=dict(start.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its children end with it, and Ctrl-C comes from here only
+            )
+        self._guard.add(process.pid)
+        self.alive[process.pid] = (start, process, time.monotonic())
+        threading.Thread(target=self._wait, args=(process.pid,), daemon=True).start()
+
+    def _wait(self, pid: int) -> None:
+        with contextlib.suppress(ChildProcessError):  # it was killed and reaped meanwhile
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self._events.put(Exited(pid))
+
+    def next_event(self) -> Exited | Signalled | Stop | None:
+        """The next event, or `None` when the time of those that are to end is over."""
+        if self._deadline is None:
+            return self._events.get()
+        with contextlib.suppress(queue.Empty):
+            return self._events.get(timeout=max(self._deadline - time.monotonic(), 0))
+        return None
+
+    def handle(self, event: Exited | Signalled | Stop | None) -> None:
+        match event:
+            case None:
+                self._deadline = None
+                self._send(signal.SIGKILL)
+            case Exited(pid):
+                if pid in self.alive:
+                    self._ended(pid)
+            case Signalled(number):
+                self._forward(number)
+            case Stop():
+                self._stop()
+
+    def _ended(self, pid: int) -> None:
+        start, process, began = self.alive.pop(pid)
+        seconds = time.monotonic() - began
+        code = self._reap(process)
+        if code == 0 or self._stopping or self.failure is not None:
+            return
+        tail = start.log.tail(20)
+        self.failure = Failure(start.rank, code, seconds, tail, str(start.log.path))
+        if self.signal is None:
+            self._stop()
+        else:  # the others are ending too
+            self._deadline = time.monotonic() + self._grace
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._send(signal.SIGTERM)
+            self._deadline = time.monotonic() + self._grace
+
+    def _forward(self, number: int) -> None:
+        """Two signals are passed on, as a script may take the first one as a request."""
+        self._signals += 1
+        self.signal = self.signal or number
+        self._send(number if self._signals <= 2 else signal.SIGKILL)
+        if number == signal.SIGTERM:
+            self._deadline = time.monotonic() + max(self._grace, _TERM_SECONDS)
+
+    def _send(self, number: int) -> None:
+        for _, process, _ in self.alive.values():
+            _signal_group(process.pid, number)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> int:
+        _signal_group(process.pid, signal.SIGKILL)  # children that the rank left behind
+        code = process.wait()
+        self._guard.remove(process.pid)
+        return code
+
+    def kill(self) -> None:
+        """Ends what is alive, at once."""
+        for pid in [*self.alive]:
+            self._reap(self.alive.pop(pid)[1])
+
+
+def _signal_group(group: int, number: int) -> None:
+    # A process that is not reaped keeps its number, so this is never another's group.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
