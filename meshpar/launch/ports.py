@@ -11,11 +11,7 @@ __all__ = ["free_ports", "held_port"]
 
 @contextlib.contextmanager
 def held_port(host: str, port: int = 0) -> Iterator[int]:
-    """A port that only the ranks of this job can listen at, while the context lasts.
-
-    It is bound here with SO_REUSEPORT and never listened at. The coordination service of rank 0
-    binds it with SO_REUSEPORT too, as gRPC does, and gets every connection; to all others, and to
-    those that ask for a free port, it is taken.
+    """A port for the ranks of this job, which nobody had a moment ago.
 
     Args:
       host: an address of this machine.
@@ -26,14 +22,10 @@ def held_port(host: str, port: int = 0) -> Iterator[int]:
     """
     family, address = _resolved(host, port)
     if port:
-        # Another launcher holds its port as this one does, which SO_REUSEPORT would let pass.
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    with socket.socket(family) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(address)
-        yield holder.getsockname()[1]
+    yield port or free_ports(host, 1)[0]
 
 
 def free_ports(host: str, count: int) -> list[int]:
