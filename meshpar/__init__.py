@@ -11,15 +11,35 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.collectives.gradients": "grad local value_and_grad",
+        "meshpar.collectives.groups": (
+            "destroy_process_group get_backend get_group is_available new_group"
+        ),
+        "meshpar.collectives.objects": (
+            "all_gather_object broadcast_object_list recv_object_list scatter_object_list "
+            "send_object_list"
+        ),
+        "meshpar.collectives.operations": (
+            "all_gather all_reduce alltoall alltoall_single broadcast gather reduce "
+            "reduce_scatter scatter"
+        ),
+        "meshpar.collectives.p2p_op": "P2POp",
+        "meshpar.collectives.point_to_point": "batch_isend_irecv irecv isend recv send",
+        "meshpar.collectives.processes": "is_initialized",
+        "meshpar.collectives.ranks": "get_rank get_world_size",
+        "meshpar.collectives.reduce_op": "ReduceOp",
+        "meshpar.collectives.spmd": "spmd",
+        "meshpar.collectives.synchronize": "barrier wait",
+        "meshpar.collectives.task": "Task",
         "meshpar.compiler.check": "check",
         "meshpar.compiler.explain": "explain",
         "meshpar.compiler.infer": "Inferred TensorSpec infer_backward infer_forward",
         "meshpar.compiler.jit": "jit",
         "meshpar.compiler.operations.registry": "Operation infer_reference",
         "meshpar.compiler.no_rule": "NoRuleWarning",
-        "meshpar.errors": "DistTensorError MeshError MeshparError PlacementError",
+        "meshpar.errors": "CollectiveError DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
-        "meshpar.mesh": "ProcessMesh get_mesh set_mesh",
+        "meshpar.mesh": "Group ProcessMesh get_mesh set_mesh",
         "meshpar.placements.dist_tensor": "DistTensor",
         "meshpar.placements.layout": "Layout",
         "meshpar.placements.local": "dtensor_from_local local_value",
@@ -41,7 +61,12 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-_MODULES = ("models", "rules", "schedules")
+_MODULES = {
+    "models": "meshpar.models",
+    "rules": "meshpar.rules",
+    "schedules": "meshpar.schedules",
+    "stream": "meshpar.collectives.stream",
+}
 
 # The names are strings, and the stub lists them.
 __all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
@@ -51,7 +76,7 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         found = getattr(importlib.import_module(_HOME[name]), name)
     elif name in _MODULES:
-        found = importlib.import_module(f"meshpar.{name}")
+        found = importlib.import_module(_MODULES[name])
     else:
         raise AttributeError(f"module 'meshpar' has no attribute {name!r}")
     globals()[name] = found

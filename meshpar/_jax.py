@@ -44,6 +44,13 @@ def is_key_array(x: object) -> bool:
     return dtype is not None and _dtypes.issubdtype(dtype, _dtypes.prng_key)
 
 
+def varying_axes(x: object) -> frozenset[str]:
+    """The mesh axes along which a value of a `shard_map` body may differ, as its type says."""
+    aval = jax.typeof(x)
+    kind = getattr(aval, "mat", None)  # jax 0.12
+    return frozenset(aval.vma if kind is None else kind.varying)
+
+
 def unreduced_spec(entries: Sequence[Any], axes: Iterable[str], kind: str) -> PartitionSpec | None:
     """A `PartitionSpec` with a pending reduction, or `None` where this JAX has no such kind.
 

@@ -52,6 +52,10 @@ class DistTensorError(MeshparError):
     """An operation outside `mp.jit` that would compute on storage instead of the value."""
 
 
+class CollectiveError(MeshparError):
+    """A collective whose arguments do not fit its group, or that has no ranks to run between."""
+
+
 def message(headline: str, /, **facts: object) -> str:
     """Lays out an error message: a headline, then one aligned line a fact.
 

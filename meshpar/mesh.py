@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import Any, SupportsIndex
@@ -18,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from meshpar.errors import MeshError
 from meshpar.grid_html import mesh_html
 
-__all__ = ["ProcessMesh", "get_mesh", "ranked_devices", "set_mesh"]
+__all__ = ["Group", "ProcessMesh", "get_mesh", "ranked_devices", "set_mesh"]
 
 Index = SupportsIndex | slice | tuple[SupportsIndex | slice, ...]
 
@@ -206,11 +207,39 @@ class ProcessMesh:
         line goes through the mesh's first rank.
         """
         axis = self.axis_index(dim_name)
-        mine = [r for r, d in enumerate(ranked_devices()) if d.process_index == jax.process_index()]
-        through = next((r for r in mine if self.contains(r)), self.process_ids[0])
-        at = list(self._coordinates[through])
+        at = self._coordinates[self._own_rank()]
         line = tuple(slice(None) if i == axis else c for i, c in enumerate(at))
         return ProcessMesh(self._ranks[line], [dim_name])
+
+    def group(self, axes: str | Sequence[str] | None = None) -> Group:
+        """The ranks that communicate along one axis, along several, or (without `axes`) all.
+
+        Inside `mp.spmd` it stands for every such line of the mesh: each device communicates along
+        its own. `ranks` are those of the line through this process's first rank.
+
+        Raises:
+          MeshError: the mesh has no such axis, or it is named twice.
+
+        Example:
+          >>> mesh = ProcessMesh([[0, 1], [2, 3]], ["dp", "tp"])
+          >>> mesh.group("tp").ranks, mesh.group().nranks
+          ((0, 1), 4)
+
+        The counterpart of Paddle's `ProcessMesh.get_group`.
+        """
+        asked = (axes,) if isinstance(axes, str) else self._names if axes is None else tuple(axes)
+        chosen = {self.axis_index(axis) for axis in asked}
+        if len(chosen) < len(asked) or not asked:
+            raise MeshError(f"mesh.group({axes!r}): name one or more axes, each once.", mesh=self)
+        at = self._coordinates[self._own_rank()]
+        line = tuple(slice(None) if i in chosen else c for i, c in enumerate(at))
+        names = tuple(self._names[i] for i in sorted(chosen))
+        return Group(tuple(self._ranks[line].ravel().tolist()), self, names)
+
+    def _own_rank(self) -> int:
+        """This process's first rank in the mesh; the mesh's first where it owns none."""
+        mine = [r for r, d in enumerate(ranked_devices()) if d.process_index == jax.process_index()]
+        return next((r for r in mine if self.contains(r)), self.process_ids[0])
 
     # --- the same mesh for JAX --------------------------------------------------------------------
 
@@ -318,6 +347,55 @@ class ProcessMesh:
         traceback: TracebackType | None,
     ) -> None:
         _default.mesh = self._outer.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that communicate with each other, in the order of `ranks`.
+
+    Args:
+      ranks: the members: devices inside `mp.spmd`, processes outside.
+      mesh: the mesh whose axes the group follows, if it follows axes.
+      axes: those axes, in the order of the mesh. Inside a region the group then stands for every
+        line of the mesh along them.
+      id: its number among those of `mp.new_group`; 0 is the world, `None` one of a mesh.
+      timeout: seconds after which a collective between processes raises; `None` leaves it to the
+        watchdog.
+
+    `mp.new_group` and `ProcessMesh.group` make them.
+
+    Follows `paddle.distributed.communication.group.Group` (3.3.1).
+    """
+
+    ranks: tuple[int, ...]
+    mesh: ProcessMesh | None = None
+    axes: tuple[str, ...] = ()
+    id: int | None = None
+    timeout: float | None = None
+
+    @property
+    def nranks(self) -> int:
+        """The number of members."""
+        return len(self.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """The number of members, as in Paddle."""
+        return len(self.ranks)
+
+    def get_group_rank(self, rank: int) -> int:
+        """The position of a rank in the group; -1 for one outside."""
+        return self.ranks.index(rank) if rank in self.ranks else -1
+
+    def get_global_rank(self, rank_in_group: int) -> int:
+        """The rank at a position in the group; -1 for one that is not there."""
+        inside = 0 <= rank_in_group < len(self.ranks)
+        return self.ranks[rank_in_group] if inside else -1
+
+    def __str__(self) -> str:
+        if self.mesh is not None:
+            return f"{self.nranks} ranks along {', '.join(map(repr, self.axes))} of {self.mesh!s}"
+        return f"ranks {list(self.ranks)}"
 
 
 class _Default:

@@ -14,7 +14,7 @@ FLOORS = [  # a room may import from those before it, and from its own
     {"placements"},
     {"rules"},
     {"compiler"},
-    {"schedules"},
+    {"collectives", "schedules"},
     {"models"},
     {"training"},
     {"launch"},

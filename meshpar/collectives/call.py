@@ -1,0 +1,147 @@
+"""What every public collective does first and last: where it runs, between whom, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from meshpar.collectives import between, inside
+from meshpar.collectives.groups import process_group_of, seconds, world
+from meshpar.collectives.processes import process_rank
+from meshpar.collectives.region import Region, current_region
+from meshpar.collectives.task import Task
+from meshpar.errors import CollectiveError, MeshparError
+from meshpar.mesh import Group
+from meshpar.placements.values import describe
+
+__all__ = ["Call", "calling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a collective.
+
+    Args:
+      name: the public function.
+      region: the region it is called in; `None` between processes.
+      group: the group; between processes one of process ranks.
+      timeout: seconds, where a limit was given.
+    """
+
+    name: str
+    region: Region | None
+    group: Group
+    timeout: float | None
+
+    @property
+    def place(self) -> ModuleType:
+        """The module with the operations: `inside`, or `between`."""
+        return between if self.region is None else inside
+
+    def run(self, operation: str, *args: Any, **named: Any) -> Any:
+        """An operation of that module, over this call's group and within its time limit."""
+        return getattr(self.place, operation)(*args, self.group, self.timeout, **named)
+
+    def done(self, result: Any, sync_op: bool) -> Any:
+        """The result itself, or a task that holds it."""
+        return result if sync_op else Task(result)
+
+    def check_rank(self, what: str, rank: Any) -> None:
+        """Checks that a rank is a member of the group.
+
+        In a region a group of axes has members in every line; a rank stands for its coordinate.
+
+        Raises:
+          CollectiveError: it is not.
+        """
+        members = self.group.ranks
+        if self.region is not None and self.group.mesh is not None:
+            members = self.region.world.ranks
+        if isinstance(rank, bool) or not hasattr(rank, "__index__") or rank not in members:
+            raise CollectiveError(
+                f"{what}={rank!r} is not a rank of the group.",
+                because=f"its ranks are {', '.join(map(str, members))}; "
+                "they are numbered as in the world, also within a group",
+            )
+
+    def is_own_rank(self, rank: int) -> bool:
+        """Whether this process has a rank."""
+        return self.region is None and process_rank() == rank
+
+    def check_length(self, what: str, items: Sequence[Any]) -> None:
+        """Checks that a list has an item for each rank of the group.
+
+        Raises:
+          CollectiveError: it has not.
+        """
+        if len(items) != self.group.nranks:
+            raise CollectiveError(
+                f"{what} has {len(items)} item(s) for {self.group.nranks} rank(s).",
+                because="it holds one for each rank of the group, in rank order",
+            )
+
+    def check_target(self, what: str, target: Any) -> None:
+        """Checks a list that is to be filled: empty, or with an item for each rank.
+
+        Raises:
+          CollectiveError: it has another length, or is neither a list nor an array.
+        """
+        if target is None or (isinstance(target, list) and not target) or hasattr(target, "shape"):
+            return
+        if not isinstance(target, list):
+            raise CollectiveError(
+                f"{what} is a {type(target).__name__}; it is a list to fill, or left out."
+            )
+        self.check_length(what, target)
+
+
+@contextlib.contextmanager
+def calling(
+    name: str,
+    group: Group | None,
+    timeout: float | timedelta | None = None,
+    **arguments: Any,
+) -> Iterator[Call]:
+    """The call of a public collective; errors from inside name it and show its arguments.
+
+    Args:
+      name: the public function.
+      group: the group that was given; `None` is the world.
+      timeout: the time limit that was given.
+      **arguments: what the error shall show, pytrees of arrays among them.
+    """
+    try:
+        region = current_region()
+        chosen = world() if group is None else group
+        if not isinstance(chosen, Group):
+            raise CollectiveError(
+                f"group={group!r} is no group.",
+                instead="mesh.group('dp'), mp.new_group([0, 1]), or None for all ranks",
+            )
+        if region is None:
+            world()  # raises where there are no processes
+            chosen = process_group_of(chosen)
+        elif timeout is not None:
+            raise CollectiveError(
+                f"timeout={timeout!r} inside a region.",
+                because="the region is one compiled program, and XLA cannot end a collective in it",
+                instead="leave `timeout` out",
+            )
+        limit = seconds(timeout) or chosen.timeout
+        yield Call(name, region, chosen, limit)
+    except MeshparError as error:
+        facts = {label: _described(value) for label, value in arguments.items()}
+        raise error.within(name, **facts, group="the world" if group is None else group) from None
+
+
+def _described(value: Any) -> str:
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)
+    shown = [describe(leaf) if hasattr(leaf, "shape") else repr(leaf) for leaf in leaves[:8]]
+    more = ", ..." if len(leaves) > 8 else ""
+    return shown[0] if len(leaves) == 1 else f"({', '.join(shown)}{more})"

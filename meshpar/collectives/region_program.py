@@ -1,0 +1,194 @@
+"""The program of a region: a jitted `shard_map` from storage to storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshpar._jax import is_tracer, varying_axes
+from meshpar.collectives.region import Region, current_region, entered
+from meshpar.compiler.arguments import asked_layouts, leaf_names
+from meshpar.errors import CollectiveError
+from meshpar.placements.blocks import shards_on, storage_sharding, storage_spec
+from meshpar.placements.layout import Layout
+from meshpar.placements.reductions import check_dtype
+from meshpar.placements.reshard import reshard
+from meshpar.placements.reshard_program import reshard_storage
+from meshpar.placements.shard import place
+from meshpar.placements.values import Value, describe, placed, wrap
+
+__all__ = ["RegionProgram", "new_axes"]
+
+
+def new_axes(region: Region) -> tuple[str, ...]:
+    """The axes that a region covers and the one around it does not."""
+    outer = current_region()
+    return tuple(a for a in region.axes if outer is None or a not in outer.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a region gives: global shapes, layouts, and how they are put together."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    layouts: tuple[Layout, ...]
+    tree: Any  # a PyTreeDef
+
+
+class RegionProgram:
+    """A region for arguments of given shapes in given layouts.
+
+    Args:
+      fn: the code of one device.
+      region: where it runs.
+      tree: how the arguments are put together.
+      inputs: the layout of each leaf.
+      out_placements: what `mp.spmd` was given.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        region: Region,
+        tree: Any,
+        inputs: Sequence[Layout],
+        out_placements: Any,
+    ) -> None:
+        self._fn, self._region, self._tree = fn, region, tree
+        self._inputs, self._out = tuple(inputs), out_placements
+        self._axes = new_axes(region)
+        # Inside another region JAX takes the mesh, some of whose axes are taken, from there.
+        self._mesh = None if current_region() else region.mesh.jax_mesh
+        self._results: Results | None = None
+        self._jitted = jax.jit(self._storages)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Runs it on concrete values."""
+        storages = self._jitted(*map(self._stored, leaves, self._inputs))
+        return self._joined(storages, self._wrapped)
+
+    def run_traced(self, leaves: Sequence[Any]) -> Any:
+        """The same as a part of a program that is being traced."""
+        return self._joined(self._storages(*map(self._stored, leaves, self._inputs)), self._value)
+
+    def lower(self, leaves: Sequence[Any]) -> Any:
+        """The lowered program."""
+        return self._jitted.lower(*map(self._stored, leaves, self._inputs))
+
+    # --- between values and storages --------------------------------------------------------------
+
+    def _stored(self, leaf: Any, layout: Layout) -> jax.Array:
+        mesh = self._region.mesh
+        if is_tracer(leaf):
+            whole = Layout.replicated(leaf.ndim)
+            return (
+                reshard_storage(leaf, whole, layout, leaf.shape, mesh) if layout.partial else leaf
+            )
+        known = placed(leaf)
+        if known is None:
+            known = placed(place(leaf, leaf.dtype, mesh, layout))
+        elif known.mesh != mesh or len(self._axes) == mesh.ndim or known.layout.partial:
+            known = placed(reshard(leaf, mesh, layout.placements(mesh)))
+        assert known is not None, "a placed value is known"
+        return known.storage
+
+    def _joined(self, storages: Sequence[jax.Array], value: Callable[..., Any]) -> Any:
+        results = self._results
+        assert results is not None, "the program was traced"
+        return jax.tree.unflatten(
+            results.tree, map(value, storages, results.shapes, results.layouts)
+        )
+
+    def _wrapped(self, storage: jax.Array, shape: tuple[int, ...], layout: Layout) -> Value:
+        mesh = self._region.mesh
+        if len(self._axes) < mesh.ndim:  # XLA chose how it lies along the other axes
+            if not layout.partial:
+                return storage
+            storage = jax.device_put(storage, storage_sharding(layout, mesh))
+        return wrap(storage, shape, layout, mesh)
+
+    def _value(self, storage: jax.Array, shape: tuple[int, ...], layout: Layout) -> jax.Array:
+        """In traced code: the value that contributions come to."""
+        reduced = layout.without_partial()
+        return reshard_storage(storage, layout, reduced, shape, self._region.mesh)
+
+    # --- the program ------------------------------------------------------------------------------
+
+    def _storages(self, *storages: jax.Array) -> list[jax.Array]:
+        sizes = self._region.mesh.axis_sizes
+        # What the function gives is known once it is traced, and `shard_map` asks before.
+        jax.eval_shape(self._mapped(self._note_results, ()), *storages)
+        results = self._results
+        assert results is not None, "the function was traced"
+        specs = [storage_spec(layout, sizes) for layout in results.layouts]
+        return self._mapped(self._local_storages, specs)(*storages)
+
+    def _mapped(self, local: Callable[..., Any], out_specs: Any) -> Callable[..., Any]:
+        sizes = self._region.mesh.axis_sizes
+        return jax.shard_map(
+            local,
+            mesh=self._mesh,
+            in_specs=tuple(storage_spec(layout, sizes) for layout in self._inputs),
+            out_specs=out_specs,
+            axis_names=set(self._axes),
+        )
+
+    def _local(self, *blocks: jax.Array) -> Any:
+        leaves = [
+            x.reshape(x.shape[len(layout.partial) :]) if layout.partial else x
+            for x, layout in zip(blocks, self._inputs, strict=True)
+        ]
+        with entered(self._region):
+            return self._fn(*jax.tree.unflatten(self._tree, leaves))
+
+    def _local_storages(self, *blocks: jax.Array) -> list[jax.Array]:
+        out = map(jax.numpy.asarray, jax.tree.leaves(self._local(*blocks)))
+        results = self._results
+        assert results is not None, "the function was traced"
+        return [
+            x.reshape((1,) * len(layout.partial) + x.shape)
+            for x, layout in zip(out, results.layouts, strict=True)
+        ]
+
+    def _note_results(self, *blocks: jax.Array) -> tuple[()]:
+        out = self._local(*blocks)
+        leaves, tree = jax.tree.flatten(out)
+        leaves = [jax.numpy.asarray(leaf) for leaf in leaves]
+        mesh, sizes = self._region.mesh, self._region.mesh.axis_sizes
+        ndims = [leaf.ndim for leaf in leaves]
+        asked = asked_layouts(self._out, out, mesh, "out_placements", ndims)
+        layouts = tuple(a or Layout.replicated(n) for a, n in zip(asked, ndims, strict=True))
+        for name, leaf, layout in zip(leaf_names(out, "result"), leaves, layouts, strict=True):
+            self._check_result(name, leaf, layout)
+        shapes = tuple(
+            tuple(n * shards_on(axes, sizes) for n, axes in zip(x.shape, layout.dims, strict=True))
+            for x, layout in zip(leaves, layouts, strict=True)
+        )
+        self._results = Results(shapes, layouts, tree)
+        return ()
+
+    def _check_result(self, name: str, leaf: jax.Array, layout: Layout) -> None:
+        named = (*layout.shard_axes, *layout.partial_axes)
+        outside = [axis for axis in named if axis not in self._axes]
+        if outside:
+            raise CollectiveError(
+                f"out_placements of {name} names the axis {outside[0]!r}, which the region does "
+                "not cover.",
+                because=f"it covers {', '.join(map(repr, self._axes))}",
+            )
+        differs = [a for a in self._axes if a in varying_axes(leaf) and a not in named]
+        if differs:
+            axis = differs[0]
+            raise CollectiveError(
+                f"{name} may differ between the ranks along {axis!r}, where it is placed "
+                "Replicate().",
+                local=describe(leaf),
+                placements=layout.placements(self._region.mesh),
+                because="it depends on values that differ there, and no collective makes it one",
+                instead=f"mp.all_reduce(x, group=mesh.group({axis!r})) or another collective; or "
+                "mp.Shard(dim) or mp.Partial() there",
+            )
+        check_dtype(layout, leaf.dtype)
