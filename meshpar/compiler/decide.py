@@ -133,14 +133,18 @@ class Decider:
             ):
                 reduces = len(there[i].partial) > len(dst.partial)
                 now += seconds / n if reduces else seconds
-            # What is wished is to come, and what is pending is to be reduced some day.
-            later = sum(
-                self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
-                for layout, wish, aval in zip(expanded.results, wishes, results, strict=True)
-            )
+            later = sum(map(self._later, expanded.results, wishes, results))
             work = self._work(rule, expanded, avals, results)
             sources = tuple(there[i] for there, (_, i) in zip(operands, moves, strict=True))
             yield Choice(expanded, sources, now + later + work), now
+
+    def _later(self, layout: Layout, wish: Wish, aval: Aval) -> float:
+        """The time to bring a result to what is wished of it, with nothing pending.
+
+        A reduction that waits may share its collective with others, so it takes half a latency.
+        """
+        seconds = self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
+        return seconds - self.model.latency / 2 if layout.partial else seconds
 
     def reshard_seconds(self, src: Layout, dst: Layout, aval: Aval) -> float:
         """The time to turn a layout of a value into another."""

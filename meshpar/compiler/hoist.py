@@ -12,13 +12,19 @@ from dataclasses import replace
 
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.placements.layout import Layout
+from meshpar.placements.search import planned_steps
 from meshpar.rules.rule import Rule
 
 __all__ = ["hoist_reductions"]
 
 
-def hoist_reductions(planned: PlannedProgram) -> PlannedProgram:
-    """The same program with each reduction moved before the permutations of dims ahead of it."""
+def hoist_reductions(planned: PlannedProgram, small: int) -> PlannedProgram:
+    """The same program with each reduction moved before the permutations of dims ahead of it.
+
+    Args:
+      planned: the program.
+      small: reductions that send so many bytes or fewer stay, as they are to travel together.
+    """
     nodes = list(planned.nodes)
     makers = {v: i for i, node in enumerate(nodes) for v in node.node.outs}
     uses: Counter[tuple[int, Layout]] = Counter()
@@ -31,7 +37,11 @@ def hoist_reductions(planned: PlannedProgram) -> PlannedProgram:
     uses.update((ref, layout) for ref, layout in pairs if isinstance(ref, int))
 
     def kept(moves: tuple[Move, ...]) -> tuple[Move, ...]:
-        return tuple(move for move in moves if not _hoisted(move, nodes, makers, uses))
+        return tuple(
+            move
+            for move in moves
+            if _sent(move, planned) <= small or not _hoisted(move, nodes, makers, uses)
+        )
 
     # First, as they may move to nodes, which are gathered below.
     moves = kept(planned.moves)
@@ -39,6 +49,12 @@ def hoist_reductions(planned: PlannedProgram) -> PlannedProgram:
         if any(move.src.partial for move in nodes[i].moves):
             nodes[i] = replace(nodes[i], moves=kept(nodes[i].moves))
     return replace(planned, nodes=tuple(nodes), moves=moves)
+
+
+def _sent(move: Move, planned: PlannedProgram) -> int:
+    aval = planned.program.aval(move.value)
+    steps = planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, planned.sizes)
+    return sum(step.bytes for step in steps)
 
 
 def _hoisted(

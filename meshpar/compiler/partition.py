@@ -12,13 +12,15 @@ import numpy as np
 from jax import lax
 
 from meshpar._jax import bind_at, bind_call, eval_manual
-from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
+from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_buckets
 from meshpar.compiler.program import Constant, Ref
+from meshpar.placements.apply_bucket import apply_bucket
 from meshpar.placements.apply_steps import apply_steps, extreme
 from meshpar.placements.blocks import local_shape, shards_on
 from meshpar.placements.layout import Layout
 from meshpar.placements.reductions import identity, reduce_stacked
 from meshpar.placements.search import planned_steps
+from meshpar.placements.steps import Step
 from meshpar.placements.types import ReduceType
 from meshpar.rules.rule import Rule
 
@@ -68,11 +70,17 @@ class _Blocks:
         self._blocks[value, layout] = block
 
     def move(self, moves: Sequence[Move]) -> None:
-        for move in moves:
-            block = self._blocks[move.value, move.src]
-            self.store(
-                move.value, move.dst, self._turned(self._program.aval(move.value), block, move)
-            )
+        for together in in_buckets(moves):
+            blocks = [self._blocks[move.value, move.src] for move in together]
+            if len(together) == 1:
+                (move,) = together
+                turned = [self._turned(self._program.aval(move.value), blocks[0], move)]
+            else:
+                steps = [self._steps(self._program.aval(m.value), m)[0] for m in together]
+                shapes = [tuple(self._program.aval(m.value).shape) for m in together]
+                turned = apply_bucket(blocks, steps, shapes, self._sizes)
+            for move, block in zip(together, turned, strict=True):
+                self.store(move.value, move.dst, block)
 
     def block(self, ref: Ref, layout: Layout) -> Any:
         if not isinstance(ref, Constant):
@@ -84,9 +92,10 @@ class _Blocks:
         return self._turned(ref.aval, whole, Move(-1, source, layout))
 
     def _turned(self, aval: Any, block: jax.Array, move: Move) -> jax.Array:
-        shape = tuple(aval.shape)
-        steps = planned_steps(move.src, move.dst, shape, aval.dtype, self._sizes)
-        return apply_steps(block, steps, shape, self._sizes)
+        return apply_steps(block, self._steps(aval, move), tuple(aval.shape), self._sizes)
+
+    def _steps(self, aval: Any, move: Move) -> tuple[Step, ...]:
+        return planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, self._sizes)
 
 
 def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:

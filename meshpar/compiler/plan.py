@@ -16,9 +16,10 @@ from rich.table import Table
 
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.emitted import emitted_collectives
-from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
+from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_buckets
 from meshpar.compiler.why import reasons
 from meshpar.mesh import ProcessMesh
+from meshpar.placements.apply_bucket import bucket_bytes
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
@@ -250,7 +251,11 @@ class Plan:
         self, planned: PlannedProgram, moves: Sequence[Move], count: int, reason: str, where: str
     ) -> Iterator[Collective]:
         sizes: Mapping[str, int] = planned.sizes
-        for move in moves:
+        for together in in_buckets(moves):
+            if len(together) > 1:
+                yield self._bucket(planned, together, count, reason, where)
+                continue
+            (move,) = together
             aval = planned.program.aval(move.value)
             src, dst = self._placed(move.src), self._placed(move.dst)
             for step in planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, sizes):
@@ -265,6 +270,28 @@ class Plan:
                         where,
                         f"{src} -> {dst} {reason}",
                     )
+
+    def _bucket(
+        self, planned: PlannedProgram, moves: Sequence[Move], count: int, reason: str, where: str
+    ) -> Collective:
+        avals = [planned.program.aval(move.value) for move in moves]
+        steps = [
+            planned_steps(m.src, m.dst, tuple(a.shape), a.dtype, planned.sizes)[0]
+            for m, a in zip(moves, avals, strict=True)
+        ]
+        sent = bucket_bytes(
+            steps, [tuple(a.shape) for a in avals], avals[0].dtype.itemsize, planned.sizes
+        )
+        return Collective(
+            steps[0].kind,
+            steps[0].axes,
+            sent,
+            count,
+            self.model.collective_seconds(sent),
+            f"{len(moves)} small {avals[0].dtype} values",
+            where,
+            f"together, the first of them {reason}",
+        )
 
 
 def _turns(node: PlannedNode) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from meshpar.compiler.program import Node, Program, Ref
 from meshpar.placements.layout import Layout
 from meshpar.rules.rule import Rule
 
-__all__ = ["Asked", "Move", "PlannedNode", "PlannedProgram"]
+__all__ = ["Asked", "Move", "PlannedNode", "PlannedProgram", "in_buckets"]
 
 
 Asked = tuple[
@@ -26,12 +27,23 @@ class Move:
       src: the layout taken.
       dst: the layout made, which is there from now on.
       again: whether it was there before and was let go meanwhile.
+      bucket: moves next to each other with the same number are one collective.
     """
 
     value: int
     src: Layout
     dst: Layout
     again: bool = False
+    bucket: int | None = None
+
+
+def in_buckets(moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """The moves one by one, but those of a bucket together."""
+    for number, together in groupby(moves, key=lambda move: move.bucket):
+        if number is None:
+            yield from ([move] for move in together)
+        else:
+            yield list(together)
 
 
 @dataclass(frozen=True, slots=True)

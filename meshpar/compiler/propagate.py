@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from meshpar.compiler.annotations import annotated_layout, manual_layouts
+from meshpar.compiler.bucket import bucket_moves
 from meshpar.compiler.control_flow import plan_control_flow
-from meshpar.compiler.decide import Decider, WishKey
+from meshpar.compiler.decide import Decider, WishKey, wished
 from meshpar.compiler.hoist import hoist_reductions
 from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
@@ -69,8 +70,11 @@ def _propagate(
         layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    planned = _Forward(program, decider, wishes, leave_pending).run(chosen, outputs)
-    return hoist_reductions(planned)
+    planned = _Forward(program, decider, wishes, leave_pending, _reduced(estimate)).run(
+        chosen, outputs
+    )
+    small = int(decider.model.latency * decider.model.link_bandwidth)
+    return bucket_moves(hoist_reductions(planned, small), small)
 
 
 @contextmanager
@@ -94,8 +98,10 @@ class _Forward:
         decider: Decider,
         wishes: Mapping[int, WishKey],
         leave_pending: bool,
+        reduced: Mapping[int, Layout] | None = None,
     ) -> None:
         self.program, self.decider, self.wishes = program, decider, wishes
+        self.reduced = reduced or {}
         self.leave_pending = leave_pending
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
@@ -125,6 +131,14 @@ class _Forward:
     def layouts(self, ref: Ref) -> tuple[Layout, ...]:
         """The layouts in which an operand is there."""
         return (Layout.replicated(ref.aval.ndim),) if isinstance(ref, Constant) else self.there[ref]
+
+    def _expected(self, ref: Ref) -> tuple[Layout, ...]:
+        """The layouts in which an operand is there, or will be for another operation anyway."""
+        there = self.layouts(ref)
+        if isinstance(ref, Constant) or ref not in self.reduced or not there[-1].partial:
+            return there
+        soon = wished(self.reduced[ref], self.wish(ref), self.decider.sizes)
+        return (*there, soon)
 
     def wish(self, value: int) -> Wish:
         """What is wished of a value."""
@@ -204,7 +218,7 @@ class _Forward:
             results = tuple(Layout.replicated(aval.ndim) for aval in outs)
             moves = self.bring_all(node.ins, operands)
             return PlannedNode(node, None, moves, operands, results, why="no rule: replicated")
-        there = tuple(self.layouts(ref) for ref in node.ins)
+        there = tuple(self._expected(ref) for ref in node.ins)
         wishes = tuple(self.wishes.get(value, ()) for value in node.outs)
         uses = tuple(1 if isinstance(r, Constant) else self.uses[r] for r in node.ins)
         choice = self.decider.choose(node, rule, avals, outs, there, wishes, uses)
@@ -218,6 +232,15 @@ class _Forward:
             choice.expanded.axes,
             asked=(there, wishes, uses),
         )
+
+
+def _reduced(estimate: PlannedProgram) -> dict[int, Layout]:
+    """The pending values that some operation needs reduced, with the layout that it takes.
+
+    So the operations before that one need not carry them on pending, to reduce what they make too.
+    """
+    moves = [*(move for node in estimate.nodes for move in node.moves), *estimate.moves]
+    return {move.value: move.dst for move in moves if move.src.partial and not move.dst.partial}
 
 
 def _full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:

@@ -18,7 +18,7 @@ from meshpar.placements.reductions import COPIED, identity, is_key, reduce_stack
 from meshpar.placements.steps import Axes, Step, StepKind
 from meshpar.placements.types import ReduceType
 
-__all__ = ["apply_steps", "extreme"]
+__all__ = ["apply_steps", "extreme", "joined", "mean"]
 
 Shape = tuple[int, ...]
 Sizes = Mapping[str, int]
@@ -50,7 +50,7 @@ def _all_reduce(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax
         return extreme(block, step.axes, largest=True)
     if step.reduce in {ReduceType.kRedMin, ReduceType.kRedAll}:
         return extreme(block, step.axes, largest=False)
-    return _mean(lax.psum(block, step.axes), step, sizes)
+    return mean(lax.psum(block, step.axes), step, sizes)
 
 
 def extreme(x: jax.Array, axes: Sequence[str], *, largest: bool) -> jax.Array:
@@ -78,10 +78,11 @@ def extreme(x: jax.Array, axes: Sequence[str], *, largest: bool) -> jax.Array:
 
 def _reduce_scatter(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
     chunks, at = cut(block, step.gained, step.axes, sizes)
-    return _mean(lax.psum_scatter(chunks, step.axes, scatter_dimension=at), step, sizes)
+    return mean(lax.psum_scatter(chunks, step.axes, scatter_dimension=at), step, sizes)
 
 
-def _mean(total: jax.Array, step: Step, sizes: Sizes) -> jax.Array:
+def mean(total: jax.Array, step: Step, sizes: Sizes) -> jax.Array:
+    """What a sum over the devices of a step comes to: itself, or the mean where that is asked."""
     if step.reduce is not ReduceType.kRedAvg:
         return total
     n = 1
@@ -94,7 +95,7 @@ def _all_gather(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax
     if step.reduce is not None:
         return reduce_stacked(step.reduce, lax.all_gather(block, step.axes), 0)
     (dim,) = step.lost
-    return _join(lax.all_gather(block, step.axes, axis=dim), dim, step, shape, sizes)
+    return joined(lax.all_gather(block, step.axes, axis=dim), dim, step, shape, sizes)
 
 
 def _all_to_all(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
@@ -102,10 +103,11 @@ def _all_to_all(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax
     chunks = lax.all_to_all(chunks, step.axes, split_axis=at, concat_axis=at, tiled=True)
     if step.reduce is not None:
         return reduce_stacked(step.reduce, chunks, at)
-    return _join(chunks, at, step, shape, sizes)
+    return joined(chunks, at, step, shape, sizes)
 
 
-def _join(chunks: jax.Array, at: int, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+def joined(chunks: jax.Array, at: int, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
+    """The block of `step.dst` from the chunks that arrived, one along dim `at` for each device."""
     levels = {
         dim: _levels(shape[dim], step.src.dims[dim], sizes)[-len(axes) - 1 : -1]
         for dim, axes in step.lost.items()

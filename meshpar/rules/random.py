@@ -6,6 +6,7 @@ knows where its block begins draws it without the rest, bit for bit.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -33,11 +34,10 @@ def random_bits(keys: Aval, *, bit_width: int, shape: Shape, **_: Any) -> Rule:
             return at.bind(key)
         high, low = _positions(at, drawn, shape, key.ndim)
         words = jax.random.key_data(key)
+        # Keys as small as they are: on CPU the rounds are a loop that would carry full copies.
+        along = (*key.shape, *(1,) * len(drawn)) if key.ndim else ()
+        first, second = (words[..., i].reshape(along) for i in (0, 1))
         block = (*key.shape, *(at.local_size(name) for name in drawn))
-        first, second = (
-            jnp.broadcast_to(words[..., i].reshape(*key.shape, *(1,) * len(drawn)), block)
-            for i in (0, 1)
-        )
         bits = threefry2x32_p.bind(
             first, second, jnp.broadcast_to(high, block), jnp.broadcast_to(low, block)
         )
@@ -68,10 +68,12 @@ def _positions(
         index = jnp.arange(size, dtype=jnp.uint32).reshape(along)
         if at.is_cut(names[dim]):
             index = index + at.start(names[dim]).astype(jnp.uint32)
-        more_high, more_low = _times(index, stride)
-        low = low + more_low
-        carry = (low < more_low).astype(jnp.uint32)
-        high = high + more_high + carry
+        if math.prod(shape) < 2**32:
+            low = low + index * jnp.uint32(stride % 2**32)
+        else:
+            more_high, more_low = _times(index, stride)
+            low = low + more_low
+            high = high + more_high + (low < more_low).astype(jnp.uint32)
         stride *= shape[dim]
     lead = (1,) * leading
     return high.reshape(*lead, *high.shape), low.reshape(*lead, *low.shape)
