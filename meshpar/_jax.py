@@ -15,6 +15,7 @@ import jax
 import jax.extend.core as jex_core
 from jax import lax
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
@@ -328,3 +329,8 @@ def is_backward(eqn: Any) -> bool:
     return any(
         getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack
     )
+
+
+def key_value_client() -> Any:
+    """The client of `jax.distributed`'s key-value store; `None` where it is not running."""
+    return _distributed.global_state.client

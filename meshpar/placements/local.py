@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from meshpar._jax import is_tracer
 from meshpar.errors import MeshparError, PlacementError
@@ -22,11 +21,13 @@ from meshpar.placements.blocks import (
     storage_sharding,
 )
 from meshpar.placements.layout import Layout
+from meshpar.placements.pieces import Piece, box_of, global_shape
 from meshpar.placements.reductions import check_dtype, reduce_stacked
 from meshpar.placements.types import Placement
 from meshpar.placements.values import Value, describe, placed, wrap
+from meshpar.tell_all import tell_all
 
-__all__ = ["dtensor_from_local", "local_value"]
+__all__ = ["dtensor_from_local", "join_parts", "local_value", "processes_of"]
 
 Shape = tuple[int, ...]
 
@@ -37,11 +38,12 @@ def dtensor_from_local(
     """The global value whose pieces are given.
 
     Args:
-      local: one piece per rank of the mesh, in the order of `mesh.process_ids`; with several
-        processes those of this process's ranks, in that order. A single array stands for a list of
-        one. A piece has the shape of its block: `ceil(d / n)` rows of a dim of size d, the last
-        blocks fewer; for a `Partial` the full shape of its contribution.
-      mesh: the mesh.
+      local: a list with one piece per rank of the mesh, in the order of `mesh.process_ids`; with
+        several processes, one per rank of this process. Or an array, this process's piece: what its
+        ranks hold together, without repetition, which must make one box. A rank's piece has the
+        shape of its block: `ceil(d / n)` rows of a dim of size d, the last blocks fewer; for a
+        `Partial` the full shape of its contribution, one per rank.
+      mesh: the mesh; all processes that have a device of it call this.
       placements: one per mesh axis, outermost first; missing ones are `Replicate()`.
 
     Returns:
@@ -49,8 +51,8 @@ def dtensor_from_local(
       the gradient of a piece is that of its part, or of its contribution.
 
     Raises:
-      PlacementError: a wrong number of pieces, or pieces whose shapes are not the blocks of any
-        global shape.
+      PlacementError: a wrong number of pieces, pieces whose shapes are not the blocks of any
+        global shape, or processes that disagree about dtype or placements. Every process raises.
 
     Example:
       >>> import meshpar as mp
@@ -63,7 +65,7 @@ def dtensor_from_local(
     """
     pieces = list(local) if isinstance(local, (list, tuple)) else [local]
     try:
-        return _joined(pieces, mesh, placements)
+        return _joined(local, mesh, placements)
     except MeshparError as error:
         shapes = [tuple(np.shape(piece)) for piece in pieces]
         raise error.within("dtensor_from_local(local)", pieces=shapes, mesh=mesh) from None
@@ -121,23 +123,73 @@ def _traced_block(x: Any, mesh: ProcessMesh, layout: Layout, rank: int) -> jax.A
     return x[block_of(x.shape, layout, mesh.axis_sizes, mesh.coordinate(rank))]
 
 
-def _joined(pieces: list[Any], mesh: ProcessMesh, placements: Sequence[Placement]) -> Value:
-    traced = any(is_tracer(piece) for piece in pieces)
-    ranks = mesh.process_ids if traced else _my_ranks(mesh)
+def _joined(local: Any, mesh: ProcessMesh, placements: Sequence[Placement]) -> Value:
+    pieces = list(local) if isinstance(local, (list, tuple)) else [local]
+    if any(is_tracer(piece) for piece in pieces):
+        arrays = _one_each(pieces, mesh.process_ids)
+        layout = _layout(arrays, mesh, placements)
+        global_shape([Piece((r,), x.shape) for r, x in arrays.items()], layout, mesh)
+        return annotate(_joined_value(arrays, layout, mesh), mesh, layout)
+    ranks = _my_ranks(mesh)
+    if not ranks:
+        raise PlacementError(f"process {jax.process_index()} has no rank of the mesh.")
+    together = pieces[0] is local and len(ranks) > 1
+    said: dict[str, Any] = {}
+    try:
+        arrays = {ranks[0]: jnp.asarray(local)} if together else _one_each(pieces, ranks)
+        layout = _layout(arrays, mesh, placements)
+        said["pieces"] = [[ranks if together else [r], x.shape] for r, x in arrays.items()]
+        said["as"] = f"{next(iter(arrays.values())).dtype} in {layout.placements(mesh)}"
+    except MeshparError as error:
+        said["error"] = error.headline  # the others must not wait
+        tell_all(_topic(mesh), said, processes_of(mesh))
+        raise
+    everywhere = _told(said, mesh)
+    shape = global_shape(everywhere, layout, mesh)
+    if together:
+        arrays = _cut(arrays[ranks[0]], everywhere, shape, layout, mesh)
+    return wrap(_stored(arrays, shape, layout, mesh), shape, layout, mesh)
+
+
+def join_parts(
+    part: Any, shapes: Sequence[Shape], mesh: ProcessMesh, placements: Sequence[Placement]
+) -> Value:
+    """`dtensor_from_local` of this process's part, where the shapes of all parts are known.
+
+    Args:
+      part: an array.
+      shapes: those of the parts of the processes of the mesh, in the order of their numbers.
+      mesh: the mesh.
+      placements: one per mesh axis.
+    """
+    array = jnp.asarray(part)
+    layout = _layout({0: array}, mesh, placements)
+    devices = ranked_devices()
+    pieces = [
+        Piece(tuple(r for r in mesh.process_ids if devices[r].process_index == p), shape, p)
+        for p, shape in zip(processes_of(mesh), shapes, strict=True)
+    ]
+    shape = global_shape(pieces, layout, mesh)
+    arrays = _cut(array, pieces, shape, layout, mesh)
+    return wrap(_stored(arrays, shape, layout, mesh), shape, layout, mesh)
+
+
+def _one_each(pieces: list[Any], ranks: Sequence[int]) -> dict[int, jax.Array]:
     if len(pieces) != len(ranks):
         raise PlacementError(
             f"{len(pieces)} piece(s) for {len(ranks)} rank(s).",
             because="each rank of the mesh gives one, in the order of mesh.process_ids",
         )
-    arrays = [jnp.asarray(piece) for piece in pieces]
-    layout = Layout.of(placements, mesh, arrays[0].ndim)
-    check_dtype(layout, arrays[0].dtype)
-    by_rank = dict(zip(ranks, arrays, strict=True))
-    shape = _global_shape(by_rank, layout, mesh)
-    _check_blocks(by_rank, shape, layout, mesh)
-    if traced:
-        return annotate(_joined_value(by_rank, layout, mesh), mesh, layout)
-    return wrap(_stored(by_rank, shape, layout, mesh), shape, layout, mesh)
+    return dict(zip(ranks, map(jnp.asarray, pieces), strict=True))
+
+
+def _layout(
+    arrays: Mapping[int, jax.Array], mesh: ProcessMesh, placements: Sequence[Placement]
+) -> Layout:
+    first = next(iter(arrays.values()))
+    layout = Layout.of(placements, mesh, first.ndim)
+    check_dtype(layout, first.dtype)
+    return layout
 
 
 def _my_ranks(mesh: ProcessMesh) -> list[int]:
@@ -146,39 +198,52 @@ def _my_ranks(mesh: ProcessMesh) -> list[int]:
     return [r for r in mesh.process_ids if devices[r].process_index == jax.process_index()]
 
 
-def _global_shape(pieces: Mapping[int, jax.Array], layout: Layout, mesh: ProcessMesh) -> Shape:
-    """Each dim is as long as the pieces along its axes are together, elsewhere at coordinate 0."""
-    shapes = np.zeros((mesh.size, layout.ndim), np.int32)
-    row = {rank: i for i, rank in enumerate(mesh.process_ids)}
-    for rank, piece in pieces.items():
-        shapes[row[rank]] = piece.shape
-    if len(pieces) < mesh.size:  # every process tells the shapes of its pieces
-        shapes = np.asarray(multihost_utils.process_allgather(shapes)).max(axis=0)
-
-    def length(dim: int, axes: tuple[str, ...]) -> int:
-        line = (
-            rank
-            for rank in row
-            if not any(c for axis, c in mesh.coordinate(rank).items() if axis not in axes)
-        )
-        return sum(int(shapes[row[rank], dim]) for rank in line)
-
-    return tuple(length(dim, axes) for dim, axes in enumerate(layout.dims))
+def processes_of(mesh: ProcessMesh) -> list[int]:
+    """The numbers of the processes that have a device of a mesh."""
+    devices = ranked_devices()
+    return sorted({devices[rank].process_index for rank in mesh.process_ids})
 
 
-def _check_blocks(
-    pieces: Mapping[int, jax.Array], shape: Shape, layout: Layout, mesh: ProcessMesh
-) -> None:
-    for rank, piece in pieces.items():
-        box = block_of(shape, layout, mesh.axis_sizes, mesh.coordinate(rank))
-        block = tuple(s.stop - s.start for s in box)
-        if piece.shape != block:
+def _topic(mesh: ProcessMesh) -> str:
+    return f"pieces on mesh {mesh.unique_id}"
+
+
+def _told(said: dict[str, Any], mesh: ProcessMesh) -> list[Piece]:
+    """The pieces of all processes.
+
+    Raises:
+      PlacementError: a process has another dtype or other placements, or what it gives is wrong.
+    """
+    processes = processes_of(mesh)
+    found: list[Piece] = []
+    for process, told in zip(processes, tell_all(_topic(mesh), said, processes), strict=True):
+        if "error" in told:
+            raise PlacementError(f"on process {process}: {told['error']}")
+        if told["as"] != said["as"]:
             raise PlacementError(
-                f"rank {rank} gives a piece of shape {piece.shape}, its block has {block}.",
-                placements=layout.placements(mesh),
-                because=f"the pieces together make a global shape {shape}, whose blocks have "
-                "ceil(d / n) rows, the last ones fewer",
+                f"process {process} gives {told['as']}, and process {jax.process_index()} "
+                f"{said['as']}."
             )
+        for ranks, shape in told["pieces"]:
+            by = process if len(ranks) > 1 else None
+            found.append(Piece(tuple(ranks), tuple(shape), by))
+    return found
+
+
+def _cut(
+    array: jax.Array, pieces: Sequence[Piece], shape: Shape, layout: Layout, mesh: ProcessMesh
+) -> dict[int, jax.Array]:
+    """The blocks of this process's ranks, from the piece that it gives for all of them."""
+    mine = _my_ranks(mesh)[0]
+    piece = next(piece for piece in pieces if mine in piece.ranks)
+    whole = box_of(piece, shape, layout, mesh)
+
+    def block(rank: int) -> jax.Array:
+        box = block_of(shape, layout, mesh.axis_sizes, mesh.coordinate(rank))
+        at = zip(box, whole, strict=True)
+        return array[tuple(slice(b.start - w.start, b.stop - w.start) for b, w in at)]
+
+    return {rank: block(rank) for rank in piece.ranks}
 
 
 def _stored(

@@ -104,7 +104,7 @@ def shard_tensor(
         _check_place(place, mesh)
         if is_tracer(data):
             return _annotated(data, mesh, placements, dtype, bool(stop_gradient))
-        if isinstance(data, DistTensor):
+        if isinstance(data, DistTensor) or _is_elsewhere(data):
             moved = reshard(data, mesh, placements)
             return moved if dtype is None else _converted(moved, dtype)
         value = _as_array(data, dtype)
@@ -208,6 +208,11 @@ def show_placements(
     return PlacementView(known.shape, dtype, known.layout, known.mesh)
 
 
+def _is_elsewhere(data: Any) -> bool:
+    """Whether other processes hold parts of it: no process can place it alone."""
+    return isinstance(data, jax.Array) and not data.is_fully_addressable
+
+
 def _annotated(
     x: jax.Array,
     mesh: ProcessMesh,
@@ -243,10 +248,15 @@ def _placed(value: np.ndarray | jax.Array, mesh: ProcessMesh, layout: Layout) ->
     if is_key_array(value):
         return _placed_keys(value, mesh, layout)
     base = layout.without_partial()
-    if is_even(value.shape, base, mesh.axis_sizes) and isinstance(value, jax.Array):
-        storage = jax.device_put(value, storage_sharding(base, mesh))
+    sharding = storage_sharding(base, mesh)
+    # JAX would have all processes compare a local array with each other's, by a collective.
+    is_local = isinstance(value, np.ndarray) or (
+        value.is_fully_addressable and not sharding.is_fully_addressable
+    )
+    if is_even(value.shape, base, mesh.axis_sizes) and not is_local:
+        storage = jax.device_put(value, sharding)
     else:
-        whole = np.asarray(value)
+        whole = value if isinstance(value, np.ndarray) else np.asarray(value)
         storage = place_blocks(whole.__getitem__, value.shape, whole.dtype, base, mesh)
     storage = reshard_storage(storage, base, layout, value.shape, mesh)
     return wrap(storage, value.shape, layout, mesh)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from meshpar.tell_all import tell_all
 from meshpar.training.leaves import Entry, Plain, array_of, entry_of, reading_of, restored
 from meshpar.training.paths import named_leaves
 
@@ -61,7 +62,7 @@ def save_state_dict(
 
     Raises:
       TypeError: `state_dict` is not a dict, or a leaf is none of the above.
-      ValueError: two leaves have one name.
+      ValueError: two leaves have one name, or processes save different things.
       NotImplementedError: an option that does not act.
 
     Example:
@@ -96,7 +97,8 @@ def save_state_dict(
         items["arrays"] = ocp.args.PyTreeSave(arrays)
     root = Path(path).absolute()
     target = root / str(max(_ids(root), default=0) if unique_id is None else int(unique_id))
-    _write(target, ocp.args.Composite(**items))
+    replaces = _agreed(target, items["contents"].item)
+    _write(target, replaces, ocp.args.Composite(**items))
 
 
 def load_state_dict(
@@ -254,8 +256,35 @@ def _folder(path: str | PathLike[str], unique_id: int | None, call: str) -> Path
     return root / str(unique_id)
 
 
-def _write(target: Path, items: ocp.args.Composite) -> None:
-    new = target.with_name(f"{target.name}.new") if target.exists() else target
+def _agreed(target: Path, contents: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is to be replaced; all processes write the same one, or all raise."""
+    sides = {name: _side(entry) for name, entry in contents.items()}
+    told = tell_all("a checkpoint", [str(target), sides, target.exists()])
+    for process, (path, others, _) in enumerate(told):
+        if path != str(target):
+            raise ValueError(
+                f"save_state_dict: process {process} writes {path}, process {jax.process_index()} "
+                f"{target}; all processes write one checkpoint"
+            )
+        apart = sorted(
+            name for name in sides.keys() | others if sides.get(name) != others.get(name)
+        )
+        if apart:
+            theirs, ours = (side.get(apart[0], "missing") for side in (others, sides))
+            raise ValueError(
+                f"save_state_dict(state_dict): {apart[0]!r} is {theirs} on process {process} and "
+                f"{ours} on process {jax.process_index()}"
+            )
+    return told[0][2]
+
+
+def _side(entry: Mapping[str, Any]) -> str:
+    """What processes must agree on; process 0 writes the plain values."""
+    return f"{entry['dtype']}{entry['shape']}" if "shape" in entry else "plain"
+
+
+def _write(target: Path, replaces: bool, items: ocp.args.Composite) -> None:
+    new = target.with_name(f"{target.name}.new") if replaces else target
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(new, items, force=True)
     if new is target:

@@ -15,6 +15,7 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.shard import shard_tensor
 from meshpar.placements.types import Placement, Replicate, Shard
 from meshpar.training.paths import leaf_name
+from meshpar.training.split_batches import Part, SplitBatches
 
 __all__ = ["ShardDataloader", "shard_dataloader"]
 
@@ -42,12 +43,13 @@ def shard_dataloader(
       input_keys: the keys of dict batches, in the order of `meshes`; only these come out.
       shard_dims: the mesh axis (name or position) that cuts dim 0 of every leaf, a tuple of axes
         that cut it together, or a list with one of these per mesh. `None` replicates.
-      is_dataset_splitted: each process's loader gives its own part of the batch. With one process
-        that is the whole batch.
+      is_dataset_splitted: each process's loader gives its own part of the batch: the rows that its
+        ranks of the mesh hold together, and the same as many batches as the others. With one
+        process that is the whole batch.
       dense_tensor_idx: not supported.
       prefetch: how many batches to read and place ahead, in a thread. 0 reads each when it is
         asked for, in the caller's thread: for loaders that draw from random state which the
-        training loop draws from too.
+        training loop draws from too. Parts of batches are read ahead, and placed when asked for.
 
     Returns:
       An iterable, once per epoch; `len()` where the loader has one.
@@ -56,7 +58,7 @@ def shard_dataloader(
       ValueError: no mesh, numbers of meshes, `shard_dims` and `input_keys` that do not fit, or
         `is_dataset_splitted` without `shard_dims`.
       MeshError: an axis that a mesh does not have.
-      NotImplementedError: `dense_tensor_idx`, or `is_dataset_splitted` with several processes.
+      NotImplementedError: `dense_tensor_idx`.
 
     Example:
       >>> import numpy as np, meshpar as mp
@@ -67,6 +69,8 @@ def shard_dataloader(
 
     Follows `paddle.distributed.shard_dataloader` (3.3.1). Deviations: several axes may cut a batch;
     without `is_dataset_splitted` every process reads the whole batch and places its own blocks.
+    With it, an epoch raises where processes have different numbers of batches, or parts that are
+    no blocks of one batch.
     """
     if dense_tensor_idx is not None:
         raise NotImplementedError(
@@ -78,15 +82,12 @@ def shard_dataloader(
             "shard_dataloader(is_dataset_splitted=True): shard_dims must name the axis that the "
             'data set is split over, such as shard_dims="dp"'
         )
-    if is_dataset_splitted and jax.process_count() > 1:
-        raise NotImplementedError(
-            "shard_dataloader(is_dataset_splitted=True) does not act yet with several processes; "
-            "let every process read the whole batch, of which it places its own blocks"
-        )
     if prefetch < 0:
         raise ValueError(f"shard_dataloader(prefetch={prefetch}): it must not be negative")
     keys = None if input_keys is None else tuple(input_keys)
-    return ShardDataloader(dataloader, _targets(meshes, shard_dims, keys), keys, prefetch)
+    targets = _targets(meshes, shard_dims, keys)
+    split = is_dataset_splitted and jax.process_count() > 1
+    return ShardDataloader(dataloader, targets, keys, prefetch, split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,11 @@ class ShardDataloader:
         targets: tuple[_Target, ...],
         input_keys: tuple[str, ...] | None,
         prefetch: int,
+        split: bool = False,
     ) -> None:
         self._loader, self._targets = dataloader, targets
         self._keys, self._prefetch = input_keys, prefetch
+        self._join = SplitBatches().join if split else None
         self._unused: deque[Future[Batch]] = deque()
 
     def __len__(self) -> int:
@@ -124,7 +127,15 @@ class ShardDataloader:
 
     def __iter__(self) -> Iterator[Batch]:
         # A generator: the loader is first touched when the first batch is asked for.
-        source = iter(self._loader)
+        batches = self._batches(iter(self._loader))
+        if self._join is None:
+            yield from batches
+            return
+        # Processes take turns at one batch after the other here, in the threads that use them.
+        while (joined := self._join(next(batches, None))) is not None:
+            yield joined
+
+    def _batches(self, source: Iterator[Batch]) -> Iterator[Batch]:
         if not self._prefetch:
             yield from map(self._place, source)
             return
@@ -168,7 +179,7 @@ class ShardDataloader:
         if self._keys is not None:
             batch = _chosen(batch, self._keys)
         if len(self._targets) == 1:
-            return _on(batch, self._targets[0], "")
+            return self._on(batch, self._targets[0], "")
         if isinstance(batch, Mapping):
             parts = list(batch.items())
         elif isinstance(batch, (tuple, list)):
@@ -184,10 +195,23 @@ class ShardDataloader:
                 f"inputs {[key for key, _ in parts]} of a batch; give one mesh, or one per input"
             )
         placed = {
-            key: _on(part, target, str(key))
+            key: self._on(part, target, str(key))
             for (key, part), target in zip(parts, self._targets, strict=True)
         }
         return placed if isinstance(batch, Mapping) else _like(batch, list(placed.values()))
+
+    def _on(self, part: Batch, target: _Target, name: str) -> Batch:
+        def put(path: jax.tree_util.KeyPath, leaf: Any) -> Any:
+            leaf_path = ".".join(word for word in (name, leaf_name(path)) if word) or "batch"
+            ndim = len(leaf.shape) if hasattr(leaf, "shape") else 0
+            if self._join is not None:
+                return Part(leaf, leaf_path, target.mesh, tuple(target.at(ndim)))
+            try:
+                return shard_tensor(leaf, target.mesh, target.at(ndim))
+            except MeshparError as error:
+                raise error.within("shard_dataloader", leaf=leaf_path) from None
+
+        return jax.tree_util.tree_map_with_path(put, part)
 
 
 def _targets(
@@ -235,18 +259,6 @@ def _chosen(batch: Batch, keys: tuple[str, ...]) -> dict[str, Any]:
             f"shard_dataloader(input_keys): a batch lacks the keys {missing}; it has {there}"
         )
     return {key: batch[key] for key in keys}
-
-
-def _on(part: Batch, target: _Target, name: str) -> Batch:
-    def put(path: jax.tree_util.KeyPath, leaf: Any) -> Any:
-        try:
-            ndim = len(leaf.shape) if hasattr(leaf, "shape") else 0
-            return shard_tensor(leaf, target.mesh, target.at(ndim))
-        except MeshparError as error:
-            leaf_path = ".".join(word for word in (name, leaf_name(path)) if word) or "batch"
-            raise error.within("shard_dataloader", leaf=leaf_path) from None
-
-    return jax.tree_util.tree_map_with_path(put, part)
 
 
 def _like(batch: Sequence[Any], parts: list[Any]) -> Sequence[Any]:
