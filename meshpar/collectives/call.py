@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from meshpar.collectives import between, inside
-from meshpar.collectives.groups import process_group_of, seconds, world
+from meshpar.collectives.groups import check_member, process_group_of, seconds, world
 from meshpar.collectives.processes import process_rank
 from meshpar.collectives.region import Region, current_region
 from meshpar.collectives.task import Task
@@ -53,22 +53,8 @@ class Call:
         return result if sync_op else Task(result)
 
     def check_rank(self, what: str, rank: Any) -> None:
-        """Checks that a rank is a member of the group.
-
-        In a region a group of axes has members in every line; a rank stands for its coordinate.
-
-        Raises:
-          CollectiveError: it is not.
-        """
-        members = self.group.ranks
-        if self.region is not None and self.group.mesh is not None:
-            members = self.region.world.ranks
-        if isinstance(rank, bool) or not hasattr(rank, "__index__") or rank not in members:
-            raise CollectiveError(
-                f"{what}={rank!r} is not a rank of the group.",
-                because=f"its ranks are {', '.join(map(str, members))}; "
-                "they are numbered as in the world, also within a group",
-            )
+        """Checks that a rank is a member of the group; see `check_member`."""
+        check_member(what, rank, self.group, self.region)
 
     def is_own_rank(self, rank: int) -> bool:
         """Whether this process has a rank."""

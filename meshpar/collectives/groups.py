@@ -6,15 +6,17 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import jax
 
 from meshpar.collectives import processes
-from meshpar.collectives.region import current_region
+from meshpar.collectives.region import Region, current_region
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group, ranked_devices
 
 __all__ = [
+    "check_member",
     "destroy_process_group",
     "get_backend",
     "get_group",
@@ -180,6 +182,25 @@ def world() -> Group:
             "call mp.init_parallel_env()",
         )
     return Group(tuple(range(processes.process_count())), id=0)
+
+
+def check_member(what: str, rank: Any, group: Group, region: Region | None) -> None:
+    """Checks that a rank is a member of a group.
+
+    In a region a group of a mesh's axes has members in every line along them, and a rank stands for
+    the member at its coordinate.
+
+    Raises:
+      CollectiveError: it is not.
+    """
+    members = group.ranks
+    if region is not None and group.mesh is not None:
+        members = tuple(region.mesh.process_ids)
+    if isinstance(rank, bool) or not hasattr(rank, "__index__") or rank not in members:
+        raise CollectiveError(
+            f"{what} is {rank!r}, which is not a rank of the group.",
+            because=f"its ranks are {', '.join(map(str, members))}, numbered as in the world",
+        )
 
 
 def process_group_of(group: Group) -> Group:

@@ -52,10 +52,10 @@ class Region:
         """Covered axis -> size."""
         return dict(zip(self.axes, self.grid.shape, strict=True))
 
-    @cached_property
-    def coordinates(self) -> dict[int, tuple[int, ...]]:
-        """Rank -> its coordinate along each covered axis."""
-        return {int(rank): at for at, rank in np.ndenumerate(self.grid)}
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Covered axis -> the coordinate of any rank of the mesh."""
+        at = self.mesh.coordinate(rank)
+        return {axis: at[axis] for axis in self.axes}
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{axis}={size}" for axis, size in self.sizes.items())

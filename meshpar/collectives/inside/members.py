@@ -7,8 +7,8 @@ and groups may overlap.
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -75,8 +75,7 @@ class Members:
 
     def index_of(self, rank: int) -> int:
         """The position in the group of a rank, or of the member at its coordinate."""
-        at = dict(zip(self.region.axes, self.region.coordinates[rank], strict=True))
-        return self.picks.index(_position([at[a] for a in self.axes], self.axes, self.region))
+        return self.picks.index(_position(self.region.coordinates(rank), self.axes, self.region))
 
     def only_members(self, result: jax.Array, outside: jax.Array) -> jax.Array:
         """A result where this device is a member, else another value."""
@@ -96,24 +95,18 @@ def members_of(group: Group) -> Members:
     assert region is not None, "only called inside a region"
     if group.mesh is not None:
         return _along_axes(group, region)
-    missing = [r for r in group.ranks if r not in region.coordinates]
+    missing = [r for r in group.ranks if r not in region.world.ranks]
     if missing:
         raise CollectiveError(
             f"rank {missing[0]} is not in the region.",
             because=f"{region} has the ranks {', '.join(map(str, region.world.ranks))}",
         )
-    coordinates = [region.coordinates[r] for r in group.ranks]
-    columns = list(zip(*coordinates, strict=True))
-    varies = [len(set(column)) > 1 for column in columns]
-    axes = tuple(itertools.compress(region.axes, varies))
-    picks = tuple(
-        _position(list(itertools.compress(at, varies)), axes, region) for at in coordinates
-    )
+    at = [region.coordinates(rank) for rank in group.ranks]
+    axes = tuple(axis for axis in region.axes if len({one[axis] for one in at}) > 1)
     others = tuple(
-        (axis, int(column[0]))
-        for axis, column, along in zip(region.axes, columns, varies, strict=True)
-        if not along and region.sizes[axis] > 1
+        (axis, at[0][axis]) for axis in region.axes if axis not in axes and region.sizes[axis] > 1
     )
+    picks = tuple(_position(one, axes, region) for one in at)
     return Members(region, axes, _length(axes, region), picks, others)
 
 
@@ -139,10 +132,10 @@ def _length(axes: tuple[str, ...], region: Region) -> int:
     return math.prod(region.sizes[axis] for axis in axes)
 
 
-def _position(at: list[int], axes: tuple[str, ...], region: Region) -> int:
+def _position(at: Mapping[str, int], axes: tuple[str, ...], region: Region) -> int:
     out = 0
-    for coordinate, axis in zip(at, axes, strict=True):
-        out = out * region.sizes[axis] + int(coordinate)
+    for axis in axes:
+        out = out * region.sizes[axis] + at[axis]
     return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from meshpar.collectives.arrays import as_arrays
-from meshpar.collectives.groups import world
+from meshpar.collectives.groups import check_member, world
 from meshpar.collectives.inside.members import Members, members_of, varying
 from meshpar.collectives.p2p_op import P2POp, Peer
 from meshpar.errors import CollectiveError
@@ -47,8 +47,9 @@ def batch_isend_irecv(operations: Sequence[P2POp], timeout: float | None = None)
     """What each receive gets, its own array where nothing comes; for each send what it sent."""
     if timeout is not None:
         raise CollectiveError(f"timeout={timeout!r} has no meaning inside a region.")
-    groups = [members_of(op.group or world()) for op in operations]
-    edges = [_edges(op, members) for op, members in zip(operations, groups, strict=True)]
+    named = [op.group or world() for op in operations]
+    groups = [members_of(group) for group in named]
+    edges = [_edges(*each) for each in zip(operations, named, groups, strict=True)]
     results: list[Any] = [op.tensor for op in operations]
     sends = [i for i, op in enumerate(operations) if op.kind == "isend"]
     for i, op in enumerate(operations):
@@ -83,44 +84,26 @@ def _moved(sent: Any, like: Any, edges: Edges, members: Members) -> Any:
     return jax.tree.map(one, as_arrays(sent), as_arrays(like))
 
 
-def _edges(op: P2POp, members: Members) -> Edges:
+def _edges(op: P2POp, group: Group, members: Members) -> Edges:
     """The pairs of an operation, by evaluating its peer on each rank of the group."""
-    ranks = _ranks(members)
-    position = {rank: i for i, rank in enumerate(ranks)}
     edges: list[tuple[int, int]] = []
-    for rank in ranks:
+    for rank in group.ranks:
         peer = _peer_of(op.peer, rank, op)
         if peer is None:
             continue
-        if peer not in position:
-            raise CollectiveError(
-                f"{op.kind}: the peer of rank {rank} is {peer}, which is not in the group.",
-                because=f"its ranks are {', '.join(map(str, ranks))}",
-                instead="None for a rank that takes no part",
-            )
-        here, there = position[rank], position[peer]
+        check_member(f"{op.kind}: the peer of rank {rank}", peer, group, members.region)
+        here, there = members.index_of(rank), members.index_of(peer)
         edges.append((here, there) if op.kind == "isend" else (there, here))
     for end, word in enumerate(("sends", "receives")):
         ends = [pair[end] for pair in edges]
         twice = next((e for e in ends if ends.count(e) > 1), None)
         if twice is not None:
             raise CollectiveError(
-                f"{op.kind}: rank {ranks[twice]} {word} more than once in one operation.",
-                because=f"the pairs (from, to) are {_shown(edges, ranks)}",
+                f"{op.kind}: rank {group.ranks[twice]} {word} more than once in one operation.",
+                because=f"the pairs (from, to) are {_shown(edges, group.ranks)}",
                 instead="one mp.P2POp for each",
             )
     return tuple(sorted(edges))
-
-
-def _ranks(members: Members) -> list[int]:
-    """The ranks of the group's members; of the first line where it stands for several."""
-    region = members.region
-    others = dict(members.others)
-    line = tuple(
-        slice(None) if axis in members.axes else others.get(axis, 0) for axis in region.axes
-    )
-    along = region.grid[line].ravel()
-    return [int(along[pick]) for pick in members.picks]
 
 
 def _peer_of(peer: Peer, rank: int, op: P2POp) -> int | None:
