@@ -253,6 +253,11 @@ def source_line(eqn: Any) -> str:
     return "" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.start_line}"
 
 
+def hide_frames(folder: str) -> None:
+    """Leaves a folder's files out when JAX says which line of the user's an equation comes from."""
+    _source_info_util.register_exclusion(folder + os.sep)
+
+
 def bind_at(eqn: Any, *operands: Any, **params: Any) -> list[Any]:
     """Binds an equation's primitive, keeping its name stack and the user's source line."""
     primitive = eqn.primitive

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from meshpar._jax import is_key_array
 from meshpar.errors import CollectiveError
 from meshpar.placements.dist_tensor import DistTensor
 
-__all__ = ["as_array", "as_arrays"]
+__all__ = ["as_array", "moving"]
 
 
 def as_array(x: Any) -> jax.Array:
@@ -32,6 +34,11 @@ def as_array(x: Any) -> jax.Array:
         raise CollectiveError(f"{x!r} is no array.") from None
 
 
-def as_arrays(tree: Any) -> Any:
-    """A pytree of arrays from one of what can be arrays."""
-    return jax.tree.map(as_array, tree)
+def moving(operation: Callable[..., Any], *leaves: Any) -> Any:
+    """An operation that moves arrays of one dtype; PRNG keys travel as their words."""
+    arrays = [as_array(leaf) for leaf in leaves]
+    if not is_key_array(arrays[0]):
+        return operation(*arrays)
+    impl = jax.random.key_impl(arrays[0])
+    moved = operation(*(jax.random.key_data(key) for key in arrays))
+    return jax.tree.map(lambda words: jax.random.wrap_key_data(words, impl=impl), moved)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from meshpar.collectives.arrays import as_array
+from meshpar.collectives.arrays import as_array, moving
 from meshpar.collectives.call import Call, calling
 from meshpar.collectives.lists import check_alike, filled, per_leaf, rows_of_each
 from meshpar.collectives.reduce_op import ReduceOp, check_reduction
@@ -142,8 +143,11 @@ def broadcast(
     """
     with calling("broadcast(tensor)", group, timeout, tensor=tensor, src=src) as call:
         call.check_rank("src", src)
-        moved = jax.tree.map(lambda x: call.run("broadcast", as_array(x), src), tensor)
-        return call.done(moved, sync_op)
+
+        def one(leaf: Any) -> jax.Array:
+            return moving(lambda x: call.run("broadcast", x, src), leaf)
+
+        return call.done(jax.tree.map(one, tensor), sync_op)
 
 
 def all_gather(
@@ -178,7 +182,7 @@ def all_gather(
     target, source = (None, tensor_list) if tensor is None else (tensor_list, tensor)
     with calling("all_gather(tensor)", group, timeout, tensor=source) as call:
         call.check_target("tensor_list", target)
-        gathered = per_leaf(lambda x: call.run("all_gather", as_array(x)), source)
+        gathered = per_leaf(lambda leaf: moving(partial(call.run, "all_gather"), leaf), source)
         return call.done(filled(target, gathered), sync_op)
 
 
@@ -213,7 +217,11 @@ def gather(
     with calling("gather(tensor)", group, timeout, tensor=tensor, dst=dst) as call:
         call.check_rank("dst", dst)
         call.check_target("gather_list", gather_list)
-        gathered = per_leaf(lambda x: call.run("gather", as_array(x), dst), tensor)
+
+        def one(leaf: Any) -> list[jax.Array]:
+            return moving(lambda x: call.run("gather", x, dst), leaf)
+
+        gathered = per_leaf(one, tensor)
         return call.done(filled(gather_list if gathered else None, gathered), sync_op)
 
 
@@ -259,17 +267,19 @@ def scatter(
                     if tensor is not None
                     else "`tensor` says what this rank gets, or `tensor_list` does",
                 )
-            one = jax.tree.map(lambda x: call.run("scatter", None, src, like=as_array(x)), tensor)
-            return call.done(one, sync_op)
+
+            def received(leaf: Any) -> jax.Array:
+                return moving(lambda x: call.run("scatter", None, src, like=x), leaf)
+
+            return call.done(jax.tree.map(received, tensor), sync_op)
         items = _items(call, "tensor_list", tensor_list)
         check_alike("tensor_list", items, tensor)
         like = items[0] if tensor is None else tensor
-        one = jax.tree.map(
-            lambda x, *xs: call.run("scatter", [as_array(y) for y in xs], src, like=as_array(x)),
-            like,
-            *items,
-        )
-        return call.done(one, sync_op)
+
+        def one(*leaves: Any) -> jax.Array:
+            return moving(lambda x, *xs: call.run("scatter", xs, src, like=x), *leaves)
+
+        return call.done(jax.tree.map(one, like, *items), sync_op)
 
 
 def reduce_scatter(
@@ -352,7 +362,11 @@ def alltoall(
         call.check_target("out_tensor_list", target)
         items = _items(call, "in_tensor_list", source)
         check_alike("in_tensor_list", items)
-        moved = per_leaf(lambda *xs: call.run("alltoall", [as_array(x) for x in xs]), *items)
+
+        def one(*leaves: Any) -> list[jax.Array]:
+            return moving(lambda *xs: call.run("alltoall", xs), *leaves)
+
+        moved = per_leaf(one, *items)
         if target is None and hasattr(source, "shape"):
             return call.done(jnp.concatenate(moved), sync_op)
         return call.done(filled(target, moved), sync_op)

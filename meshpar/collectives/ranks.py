@@ -8,6 +8,7 @@ from meshpar.collectives import inside, processes
 from meshpar.collectives.call import calling
 from meshpar.collectives.groups import process_group_of
 from meshpar.collectives.region import current_region
+from meshpar.errors import MeshparError
 from meshpar.mesh import Group
 
 __all__ = ["get_rank", "get_world_size"]
@@ -37,7 +38,7 @@ def get_rank(group: Group | None = None) -> int | jax.Array:
         with calling("get_rank(group)", group) as call:
             return inside.rank() if group is None else inside.position(call.group)
     rank = processes.process_rank()
-    return rank if group is None else process_group_of(group).get_group_rank(rank)
+    return rank if group is None else _of_processes("get_rank(group)", group).get_group_rank(rank)
 
 
 def get_world_size(group: Group | None = None) -> int:
@@ -62,6 +63,12 @@ def get_world_size(group: Group | None = None) -> int:
         return region.world.nranks if group is None else group.nranks
     if group is None:
         return processes.process_count()
-    processes_of_it = process_group_of(group)
-    member = processes_of_it.get_group_rank(processes.process_rank()) >= 0
-    return processes_of_it.nranks if member else -1
+    own = _of_processes("get_world_size(group)", group)
+    return own.nranks if own.get_group_rank(processes.process_rank()) >= 0 else -1
+
+
+def _of_processes(call: str, group: Group) -> Group:
+    try:
+        return process_group_of(group)
+    except MeshparError as error:
+        raise error.within(call) from None

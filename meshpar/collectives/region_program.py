@@ -66,13 +66,13 @@ class RegionProgram:
         self._jitted = jax.jit(self._storages)
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """Runs it on concrete values."""
-        storages = self._jitted(*map(self._stored, leaves, self._inputs))
-        return self._joined(storages, self._wrapped)
-
-    def run_traced(self, leaves: Sequence[Any]) -> Any:
-        """The same as a part of a program that is being traced."""
-        return self._joined(self._storages(*map(self._stored, leaves, self._inputs)), self._value)
+        """Runs it on global values; a traced one makes it a part of the program being traced."""
+        program = self._storages if self._mesh is None else self._jitted
+        storages = program(*map(self._stored, leaves, self._inputs))
+        results = self._results
+        assert results is not None, "the program was traced"
+        values = map(self._value, storages, results.shapes, results.layouts)
+        return jax.tree.unflatten(results.tree, values)
 
     def lower(self, leaves: Sequence[Any]) -> Any:
         """The lowered program."""
@@ -82,6 +82,8 @@ class RegionProgram:
 
     def _stored(self, leaf: Any, layout: Layout) -> jax.Array:
         mesh = self._region.mesh
+        if self._mesh is None:
+            return leaf  # already what a rank of the region outside holds
         if is_tracer(leaf):
             whole = Layout.replicated(leaf.ndim)
             return (
@@ -95,25 +97,15 @@ class RegionProgram:
         assert known is not None, "a placed value is known"
         return known.storage
 
-    def _joined(self, storages: Sequence[jax.Array], value: Callable[..., Any]) -> Any:
-        results = self._results
-        assert results is not None, "the program was traced"
-        return jax.tree.unflatten(
-            results.tree, map(value, storages, results.shapes, results.layouts)
-        )
-
-    def _wrapped(self, storage: jax.Array, shape: tuple[int, ...], layout: Layout) -> Value:
+    def _value(self, storage: jax.Array, shape: tuple[int, ...], layout: Layout) -> Value:
         mesh = self._region.mesh
+        if is_tracer(storage):  # contributions come to their value, as there is none but that
+            return reshard_storage(storage, layout, layout.without_partial(), shape, mesh)
         if len(self._axes) < mesh.ndim:  # XLA chose how it lies along the other axes
             if not layout.partial:
                 return storage
             storage = jax.device_put(storage, storage_sharding(layout, mesh))
         return wrap(storage, shape, layout, mesh)
-
-    def _value(self, storage: jax.Array, shape: tuple[int, ...], layout: Layout) -> jax.Array:
-        """In traced code: the value that contributions come to."""
-        reduced = layout.without_partial()
-        return reshard_storage(storage, layout, reduced, shape, self._region.mesh)
 
     # --- the program ------------------------------------------------------------------------------
 

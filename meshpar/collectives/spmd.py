@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from meshpar._jax import is_tracer
 from meshpar.collectives.region import Region, current_region
 from meshpar.collectives.region_program import RegionProgram, new_axes
 from meshpar.compiler.arguments import asked_layouts, leaf_names, mesh_for
@@ -99,8 +98,6 @@ class Spmd:
     def __call__(self, *args: Any) -> Any:
         with self._named():
             leaves, program = self._prepared(args)
-            if any(is_tracer(x) for x in leaves) or current_region() is not None:
-                return program.run_traced(leaves)
             return program.run(leaves)
 
     def lower(self, *args: Any) -> Any:
@@ -119,7 +116,7 @@ class Spmd:
 
     def _prepared(self, args: tuple[Any, ...]) -> tuple[list[Any], RegionProgram]:
         leaves, tree = jax.tree.flatten(args)
-        leaves = [x if hasattr(x, "shape") else jax.numpy.asarray(x) for x in leaves]
+        leaves = [x if hasattr(x, "shape") else _as_argument(x) for x in leaves]
         outer = current_region()
         mesh = outer.mesh if outer and not self._mesh else self._mesh
         mesh = mesh_for(leaves, mesh, f"mp.spmd({self._name})")
@@ -127,11 +124,14 @@ class Spmd:
         layouts = self._layouts(args, leaves, region)
         for name, leaf, layout in zip(leaf_names(args), leaves, layouts, strict=True):
             _check_layout(f"argument {name}", leaf, layout, region)
-        program = RegionProgram(self._fn, region, tree, layouts, self._out)
-        if outer is not None or any(is_tracer(x) for x in leaves):
-            return leaves, program  # it may close over tracers, so that nothing of it is kept
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        return leaves, self._programs.setdefault((tree, region, tuple(layouts), kinds), program)
+        key = (tree, region, tuple(layouts), kinds)
+        if outer is None and key in self._programs:
+            return leaves, self._programs[key]
+        program = RegionProgram(self._fn, region, tree, layouts, self._out)
+        if outer is None:  # else it belongs to the program of the region outside
+            self._programs[key] = program
+        return leaves, program
 
     def _covered(self, mesh: ProcessMesh) -> tuple[str, ...]:
         outer = current_region()
@@ -170,6 +170,17 @@ class Spmd:
             layout or _lying(leaf, region, ndim)
             for layout, leaf, ndim in zip(found, leaves, ndims, strict=True)
         ]
+
+
+def _as_argument(x: Any) -> jax.Array:
+    try:
+        return jax.numpy.asarray(x)
+    except TypeError:
+        raise CollectiveError(
+            f"an argument holds {x!r}, which is no array.",
+            instead="what is known before the program runs is closed over: "
+            "mp.spmd(functools.partial(fn, value), ...)",
+        ) from None
 
 
 def _lying(leaf: Any, region: Region, ndim: int) -> Layout:

@@ -29,13 +29,15 @@ _KIND = {
 }
 
 
-def all_reduce(x: jax.Array, op: ReduceOp, group: Group, timeout: None = None) -> jax.Array:
+def all_reduce(x: jax.Array, op: ReduceOp, group: Group, timeout: float | None = None) -> jax.Array:
     """The combined arrays on members; other devices keep theirs."""
     members = members_of(group)
     return members.only_members(_combined(x, op, members), x)
 
 
-def reduce(x: jax.Array, dst: int, op: ReduceOp, group: Group, timeout: None = None) -> jax.Array:
+def reduce(
+    x: jax.Array, dst: int, op: ReduceOp, group: Group, timeout: float | None = None
+) -> jax.Array:
     """The combined arrays on `dst`; other devices keep theirs."""
     members = members_of(group)
     on_dst = members.position() == members.index_of(dst)
@@ -43,7 +45,7 @@ def reduce(x: jax.Array, dst: int, op: ReduceOp, group: Group, timeout: None = N
 
 
 def reduce_scatter(
-    xs: Sequence[jax.Array], op: ReduceOp, group: Group, timeout: None = None
+    xs: Sequence[jax.Array], op: ReduceOp, group: Group, timeout: float | None = None
 ) -> jax.Array:
     """The combined i-th arrays on the i-th member; zeros on other devices."""
     members = members_of(group)

@@ -17,7 +17,9 @@ __all__ = ["alltoall", "alltoall_single"]
 Table = Sequence[Sequence[int]]
 
 
-def alltoall(xs: Sequence[jax.Array], group: Group, timeout: None = None) -> list[jax.Array]:
+def alltoall(
+    xs: Sequence[jax.Array], group: Group, timeout: float | None = None
+) -> list[jax.Array]:
     """What each member has for this one; zeros on other devices."""
     members = members_of(group)
     got = exchanged(spread(xs, members), members)
@@ -25,7 +27,7 @@ def alltoall(xs: Sequence[jax.Array], group: Group, timeout: None = None) -> lis
 
 
 def alltoall_single(
-    x: jax.Array, table: Table | None, _: None, group: Group, timeout: None = None
+    x: jax.Array, table: Table | None, _: None, group: Group, timeout: float | None = None
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """The parts for this member joined; with a table also the rows of each.
 

@@ -17,7 +17,7 @@ from meshpar.mesh import Group
 __all__ = ["all_gather", "broadcast", "gather", "scatter"]
 
 
-def broadcast(x: jax.Array, src: int, group: Group, timeout: None = None) -> jax.Array:
+def broadcast(x: jax.Array, src: int, group: Group, timeout: float | None = None) -> jax.Array:
     """The array of `src` on members; other devices keep theirs."""
     members = members_of(group)
     if not members.axes:
@@ -70,14 +70,14 @@ def _from_bits(bits: jax.Array, like: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, like.dtype)
 
 
-def all_gather(x: jax.Array, group: Group, timeout: None = None) -> list[jax.Array]:
+def all_gather(x: jax.Array, group: Group, timeout: float | None = None) -> list[jax.Array]:
     """The arrays of all members on members; zeros on other devices."""
     members = members_of(group)
     everyone = gathered(x, members)
     return list(members.only_members(everyone, jnp.zeros_like(everyone)))
 
 
-def gather(x: jax.Array, dst: int, group: Group, timeout: None = None) -> list[jax.Array]:
+def gather(x: jax.Array, dst: int, group: Group, timeout: float | None = None) -> list[jax.Array]:
     """The arrays of all members on `dst`; zeros on other devices."""
     members = members_of(group)
     everyone = gathered(x, members)
@@ -86,7 +86,12 @@ def gather(x: jax.Array, dst: int, group: Group, timeout: None = None) -> list[j
 
 
 def scatter(
-    xs: Sequence[jax.Array] | None, src: int, group: Group, timeout: None = None, *, like: jax.Array
+    xs: Sequence[jax.Array] | None,
+    src: int,
+    group: Group,
+    timeout: float | None = None,
+    *,
+    like: jax.Array,
 ) -> jax.Array:
     """This member's array of those that `src` has; other devices get `like`'s zeros."""
     if xs is None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshpar.collectives.arrays import as_arrays
+from meshpar.collectives.arrays import moving
 from meshpar.collectives.groups import check_member, world
 from meshpar.collectives.inside.members import Members, members_of, varying
 from meshpar.collectives.p2p_op import P2POp, Peer
@@ -24,12 +24,12 @@ Edges = tuple[tuple[int, int], ...]
 """Pairs (position of the sender, position of the receiver) in a group, sorted."""
 
 
-def send(x: jax.Array, dst: int, group: Group, timeout: None = None) -> NoReturn:
+def send(x: jax.Array, dst: int, group: Group, timeout: float | None = None) -> NoReturn:
     """Raises: all ranks run one program, in which a send alone has no receiver."""
     raise _alone("send", "isend", "irecv")
 
 
-def recv(like: jax.Array, src: int, group: Group, timeout: None = None) -> NoReturn:
+def recv(like: jax.Array, src: int, group: Group, timeout: float | None = None) -> NoReturn:
     """Raises: all ranks run one program, in which a receive alone has no sender."""
     raise _alone("receive", "irecv", "isend")
 
@@ -81,7 +81,7 @@ def _moved(sent: Any, like: Any, edges: Edges, members: Members) -> Any:
         position = members.position()
         return jnp.where((position >= 0) & jnp.asarray(receives)[position], came, y)
 
-    return jax.tree.map(one, as_arrays(sent), as_arrays(like))
+    return jax.tree.map(lambda x, y: moving(one, x, y), sent, like)
 
 
 def _edges(op: P2POp, group: Group, members: Members) -> Edges:
