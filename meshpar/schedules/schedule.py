@@ -114,12 +114,7 @@ class Schedule:
         rows = [tuple(cell for cell in map(_cell, order) if cell) for order in orders]
         dense = cls(name, M, stages, tuple(zip(*zip_longest(*rows, fillvalue=()), strict=True)))
         validate(dense, slots=False)
-        starts, ends = play(rows, stages, M, one_tick)
-        table: list[list[Cell]] = [[()] * max(max(end, default=0) for end in ends) for _ in rows]
-        for row, cells, begin in zip(table, rows, starts, strict=True):
-            for cell, tick in zip(cells, begin, strict=True):
-                row[tick] = cell
-        return replace(dense, table=tuple(map(tuple, table)))
+        return replace(dense, table=_in_ticks(rows, stages, M))
 
     def split_backward(self) -> Schedule:
         """The same orders with every `B` as an `I` and then a `W`: another table.
@@ -133,6 +128,14 @@ class Schedule:
         """The same orders with the parts of every combined cell one after the other."""
         orders = [[action for cell in order for action in cell] for order in self.orders]
         return Schedule.from_orders(orders, self.M, self.stages, self.name)
+
+    def forwards(self) -> Schedule:
+        """The forwards of the same orders, for evaluation: not a schedule that `validate` takes."""
+        orders = [
+            [(action,) for cell in order for action in cell if action.op == "F"]
+            for order in self.orders
+        ]
+        return replace(self, table=_in_ticks(orders, self.stages, self.M))
 
     def plot(self, costs: Costs = Costs()) -> Timeline:  # noqa: B008 - frozen
         """A timeline under `costs`: ranks down, time across, colour by action.
@@ -171,6 +174,16 @@ class Schedule:
                 f"Schedule.from_json: not a schedule ({error!r}). It is an object with name, M, "
                 'stages [rank][chunk] and table [rank][tick] of [["F", chunk, microbatch], ...].'
             ) from error
+
+
+def _in_ticks(rows: Sequence[Sequence[Cell]], stages: Stages, M: int) -> tuple[Row, ...]:
+    """Each cell in a tick of its own, as early as its inputs and its rank allow."""
+    starts, ends = play(rows, stages, M, one_tick)
+    table: list[list[Cell]] = [[()] * max(max(end, default=0) for end in ends) for _ in rows]
+    for row, cells, begin in zip(table, rows, starts, strict=True):
+        for cell, tick in zip(cells, begin, strict=True):
+            row[tick] = cell
+    return tuple(map(tuple, table))
 
 
 def _cell(item: Action | Sequence[Action] | None) -> Cell:

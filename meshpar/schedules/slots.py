@@ -20,20 +20,45 @@ received activation until its F; a received gradient until its B or I."""
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One value on one rank, from tick `first` to tick `last`."""
+    """One value on one rank, from tick `first` to tick `last`.
+
+    Args:
+      chunk: the chunk it belongs to.
+      microbatch: the microbatch it belongs to.
+      first: the tick that makes or receives it.
+      last: the tick of its last use.
+      value: which of the values that a chunk has for a microbatch.
+    """
 
     chunk: int
     microbatch: int
     first: int
     last: int
+    value: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """An allocation on one rank: `count` slots, `slot[chunk, microbatch]` for each value."""
+    """An allocation on one rank: `count` slots, and the slot of each value."""
 
     count: int
-    slot: dict[tuple[int, int], int]
+    slot: dict[Life, int]
+
+
+When = dict[tuple[str, int, int], int]
+"""The tick of each action of a rank, by op, chunk and microbatch."""
+
+
+def ticks_of(schedule: Schedule) -> list[When]:
+    """When each rank does what."""
+    return [
+        {
+            (action.op, action.chunk, action.microbatch): tick
+            for tick, cell in enumerate(row)
+            for action in cell
+        }
+        for row in schedule.table
+    ]
 
 
 def lifetimes(schedule: Schedule, kept: Kept) -> tuple[tuple[Life, ...], ...]:
@@ -47,14 +72,7 @@ def lifetimes(schedule: Schedule, kept: Kept) -> tuple[tuple[Life, ...], ...]:
       A value is received in the tick after it was made, and lives from that tick on, also one that
       never leaves its rank. Stage 0 receives no activation and the last stage no gradient.
     """
-    ticks: list[dict[tuple[str, int, int], int]] = [
-        {
-            (action.op, action.chunk, action.microbatch): tick
-            for tick, cell in enumerate(row)
-            for action in cell
-        }
-        for row in schedule.table
-    ]
+    ticks = ticks_of(schedule)
     return tuple(
         tuple(sorted(_lives(schedule, ticks, rank, kept), key=lambda life: (life.first, life.last)))
         for rank in range(schedule.P)
@@ -70,7 +88,7 @@ def allocate(lives: tuple[Life, ...]) -> Slots:
     count = 0
     free: list[int] = []
     taken: list[tuple[int, int]] = []  # last tick and slot
-    slot: dict[tuple[int, int], int] = {}
+    slot: dict[Life, int] = {}
     for life in lives:
         while taken and taken[0][0] < life.first:
             heappush(free, heappop(taken)[1])
@@ -78,13 +96,13 @@ def allocate(lives: tuple[Life, ...]) -> Slots:
             heappush(free, count)
             count += 1
         place = heappop(free)
-        slot[life.chunk, life.microbatch] = place
+        slot[life] = place
         heappush(taken, (life.last, place))
     return Slots(count, slot)
 
 
 def _lives(
-    schedule: Schedule, ticks: list[dict[tuple[str, int, int], int]], rank: int, kept: Kept
+    schedule: Schedule, ticks: list[When], rank: int, kept: Kept
 ) -> list[Life]:
     places = schedule.places
     lives = []
@@ -106,10 +124,11 @@ def _lives(
                 step, use = (-1, forward) if kept == "activation" else (1, for_input)
                 if 0 <= stage + step < len(places):
                     source, its_chunk = places[stage + step]
-                    tick = _made(ticks[source], its_chunk, m, ops="F" if step < 0 else "BI")
+                    tick = made_at(ticks[source], its_chunk, m, ops="F" if step < 0 else "BI")
                     lives.append(Life(chunk, m, tick + 1, use))
     return lives
 
 
-def _made(when: dict[tuple[str, int, int], int], chunk: int, m: int, ops: str) -> int:
+def made_at(when: When, chunk: int, m: int, ops: str) -> int:
+    """The tick of the first of some ops of a chunk and microbatch that a rank has."""
     return next(when[op, chunk, m] for op in ops if (op, chunk, m) in when)

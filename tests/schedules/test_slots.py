@@ -28,7 +28,7 @@ def together(one, other):
 def test_values_that_live_together_have_different_slots(case, kept):
     for lives in lifetimes(generate(*case), kept):
         slots = allocate(lives)
-        place = {life: slots.slot[life.chunk, life.microbatch] for life in lives}
+        place = slots.slot
         assert set(place.values()) == set(range(slots.count))
         for one, other in combinations(lives, 2):
             assert not together(one, other) or place[one] != place[other]

@@ -1,0 +1,110 @@
+"""Programs on one device's blocks: each action of a stage, planned over the axes within a stage.
+
+A stage that is cut over other mesh axes (data, tensor, sequence, ZeRO) is partitioned like any
+program, so its collectives are explicit and join the devices of one pipeline rank only. That is
+what lets ranks do different actions in one tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshpar.compiler.decide import Decider
+from meshpar.compiler.device_model import DeviceModel
+from meshpar.compiler.emitted import emitted_primitives
+from meshpar.compiler.partition import run_local
+from meshpar.compiler.planned import Move, PlannedProgram
+from meshpar.compiler.program import Program
+from meshpar.compiler.propagate import propagate
+from meshpar.placements.blocks import local_shape
+from meshpar.placements.layout import Layout
+from meshpar.placements.search import planned_steps
+
+__all__ = ["LocalProgram", "Within", "block_struct"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProgram:
+    """A program on blocks, and the layouts of what it takes and returns."""
+
+    run: Callable[..., list[Any]]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+
+class Within:
+    """The axes within a pipeline rank, over which its programs are planned.
+
+    Args:
+      sizes: the axes of the mesh but the pipeline's.
+      model: what things cost.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], model: DeviceModel) -> None:
+        self.sizes = dict(sizes)
+        self._decider = Decider(sizes, model)
+
+    def local(
+        self,
+        program: Program,
+        inputs: Sequence[Layout | None],
+        outputs: Sequence[Layout | None],
+        *,
+        leave_pending: bool = False,
+    ) -> LocalProgram:
+        """Plans a program.
+
+        Args:
+          program: what runs.
+          inputs: the layout of each argument; `None` lets the plan choose.
+          outputs: the layout of each result; `None` lets the plan choose.
+          leave_pending: whether results of a chosen layout may be pending.
+
+        Raises:
+          NotImplementedError: the plan sends values around a ring, which XLA on CPU can only do
+            where all devices take part.
+        """
+        planned = propagate(program, inputs, outputs, self._decider, leave_pending=leave_pending)
+        _check_no_ring(planned)
+
+        def run(*blocks: Any) -> list[Any]:
+            return run_local(planned, *blocks)
+
+        return LocalProgram(run, planned.inputs, planned.outputs)
+
+
+def block_struct(aval: Any, layout: Layout, sizes: Mapping[str, int]) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a device's block."""
+    return jax.ShapeDtypeStruct(local_shape(tuple(aval.shape), layout, sizes), aval.dtype)
+
+
+def _check_no_ring(planned: PlannedProgram) -> None:
+    for node in planned.nodes:
+        for body in node.bodies:
+            _check_no_ring(body)
+        ring = any(_is_ring(planned, move) for move in node.moves)
+        if not ring and node.rule is not None and node.rule.emit is not None:
+            ring = any(node.axes.values()) and "ppermute" in emitted_primitives(planned, node)
+        if ring:
+            _refuse(node.node.name, node.node.where)
+    if any(_is_ring(planned, move) for move in planned.moves):
+        _refuse("its results", "")
+
+
+def _refuse(what: str, where: str) -> None:
+    at = f" at {where}" if where else ""
+    raise NotImplementedError(
+        f"pipeline: inside a stage, {what}{at} would send blocks around a ring (ppermute); ranks "
+        "that do something else in that tick cannot take part. Give the stage's parameters or its "
+        "input a placement that cuts another dim, or sizes that the mesh axis divides"
+    )
+
+
+def _is_ring(planned: PlannedProgram, move: Move) -> bool:
+    aval = planned.program.aval(move.value)
+    steps = planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, planned.sizes)
+    return any(step.kind == "ppermute" for step in steps)
