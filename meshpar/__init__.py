@@ -48,6 +48,8 @@ _HOME = {
         "meshpar.placements.shard": "dtensor_from_fn shard_tensor show_placements",
         "meshpar.placements.types": "Partial Placement ReduceType Replicate Shard",
         "meshpar.placements.values": "mesh_of placements_of",
+        "meshpar.schedules.executors.arguments": "PipelineError",
+        "meshpar.schedules.executors.pipeline": "pipeline",
         "meshpar.training.batch": "ReplicatedBatchWarning",
         "meshpar.training.checkpoint": "checkpoint_contents load_state_dict save_state_dict",
         "meshpar.training.create": "create_sharded",

@@ -77,6 +77,8 @@ from meshpar.placements.types import Replicate as Replicate
 from meshpar.placements.types import Shard as Shard
 from meshpar.placements.values import mesh_of as mesh_of
 from meshpar.placements.values import placements_of as placements_of
+from meshpar.schedules.executors.arguments import PipelineError as PipelineError
+from meshpar.schedules.executors.pipeline import pipeline as pipeline
 from meshpar.training.batch import ReplicatedBatchWarning as ReplicatedBatchWarning
 from meshpar.training.checkpoint import checkpoint_contents as checkpoint_contents
 from meshpar.training.checkpoint import load_state_dict as load_state_dict

@@ -101,9 +101,7 @@ def allocate(lives: tuple[Life, ...]) -> Slots:
     return Slots(count, slot)
 
 
-def _lives(
-    schedule: Schedule, ticks: list[When], rank: int, kept: Kept
-) -> list[Life]:
+def _lives(schedule: Schedule, ticks: list[When], rank: int, kept: Kept) -> list[Life]:
     places = schedule.places
     lives = []
     for chunk, stage in enumerate(schedule.stages[rank]):

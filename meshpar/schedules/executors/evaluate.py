@@ -66,9 +66,7 @@ def sliced(program: Program, inputs: Sequence[int], outputs: Sequence[Ref]) -> P
         if not needed.isdisjoint(node.outs):
             kept.append(node)
             needed |= values_of(node.ins)
-    return Program(
-        program.avals, tuple(inputs), program.constants, kept[::-1], tuple(outputs)
-    )
+    return Program(program.avals, tuple(inputs), program.constants, kept[::-1], tuple(outputs))
 
 
 def without_calls(program: Program) -> Program:

@@ -1,9 +1,10 @@
-"""A schedule as numbers: for each rank and tick the action, and the slots that it reads and writes."""
+"""A schedule as numbers: for each rank and tick the action, and the slots that it uses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,11 @@ def slot_table(schedule: Schedule, uses: Sequence[Uses]) -> SlotTable:
     slots = np.full((len(uses), schedule.P, schedule.V, schedule.M), -1, np.int32)
     counts = [0] * len(pools)
     for rank in range(schedule.P):
-        lives = [life for value, use in enumerate(uses) for life in _lives(schedule, ticks, rank, value, use)]
+        lives = [
+            life
+            for value, use in enumerate(uses)
+            for life in _lives(schedule, ticks, rank, value, use)
+        ]
         for number in range(len(pools)):
             mine = sorted(
                 (life for life in lives if pool[life.value] == number),
@@ -117,9 +122,7 @@ def _pools(uses: Sequence[Uses]) -> tuple[list[Any], tuple[int, ...]]:
     return structs, tuple(pool)
 
 
-def _lives(
-    schedule: Schedule, ticks: list[When], rank: int, value: int, use: Uses
-) -> list[Life]:
+def _lives(schedule: Schedule, ticks: list[When], rank: int, value: int, use: Uses) -> list[Life]:
     out = []
     for chunk, stage in enumerate(schedule.stages[rank]):
         for m in range(schedule.M):
@@ -157,7 +160,7 @@ def _arrival(schedule: Schedule, ticks: list[When], stage: int, m: int, made: st
 def _shifts(schedule: Schedule) -> tuple[int, ...]:
     ranks = rank_of_stage(schedule.stages)
     steps = {0}  # the gradient of the loss stays where it is made
-    for source, target in zip(ranks, ranks[1:], strict=False):
+    for source, target in pairwise(ranks):
         steps |= {(target - source) % schedule.P, (source - target) % schedule.P}
     return tuple(sorted(steps))
 
@@ -187,7 +190,7 @@ def _rows(
                     to, its_chunk = schedule.places[target]
                     at = 4 + values + shifts.index((to - rank) % schedule.P) * (1 + received)
                     which = slots[(kind - 1) * received : kind * received, to, its_chunk, m]
-                    if tick + 1 < schedule.ticks and (which >= 0).all():
+                    if tick + 1 < schedule.ticks and len(which) == received and which[0] >= 0:
                         rows[to, tick + 1, at] = kind
                         rows[to, tick + 1, at + 1 : at + 1 + received] = which
     return rows

@@ -1,7 +1,7 @@
 """A program in two halves: what some outputs need, and the rest.
 
-For the backward pass of a stage the halves are I, which makes the gradient of the stage's input, and
-W, which makes those of its parameters. Nothing is computed twice but what is cheaper to compute
+For the backward pass of a stage the halves are I, which makes the gradient of the stage's input,
+and W, which makes those of its parameters. Nothing is computed twice but what is cheaper to compute
 again than to keep: changes of shape or type, and what depends on parameters alone.
 """
 

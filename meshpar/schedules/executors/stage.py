@@ -1,4 +1,4 @@
-"""The programs of a stage: its forward pass F and its backward pass B, and that in halves I and W."""
+"""The programs of a stage: its forward pass F, its backward pass B, and B in halves, I and W."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def stage_programs(
 
         def from_residuals(*leaves: Any) -> list[Any]:
             made = iter(run_program(prelude, *leaves[:given]))
-            stored = dict(zip(kept, leaves[given : given + len(kept)], strict=True))
+            stored: dict[Ref, Any] = dict(zip(kept, leaves[given : given + len(kept)], strict=True))
             residuals = [stored[r] if r in kept else next(made) for r in outputs]
             return trace.pulled_back(residuals, leaves[given + len(kept) :])
 

@@ -1,13 +1,13 @@
 """What one pipeline rank runs: a loop over ticks, in each of which it does one action.
 
-An action is a `while_loop` of no or one trip. That, unlike a `switch` over the buffers, updates them
-in place on CPU (1F1B: 50 MB instead of 120), and on TPU as well. Values go to other ranks between
-the actions only, where all ranks meet.
+An action is a `while_loop` of no or one trip. That, unlike a `switch` over the buffers, updates
+them in place on CPU (1F1B: 50 MB instead of 120), and on TPU as well. Values go to other ranks
+between the actions only, where all ranks meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ class TickLoop:
         made = [use.made for use in actions.uses]
         self._values = {kind: [v for v, m in enumerate(made) if m == kind] for kind in "xgFI"}
 
-    def start(self, gradients: dict[str, Structs], microbatches: int) -> State:
+    def start(self, gradients: Mapping[str, Structs], microbatches: int) -> State:
         """The state before the first tick.
 
         Args:
@@ -114,7 +114,11 @@ class TickLoop:
 
     def run(self, rows: jax.Array, state: State) -> State:
         """Goes through this rank's rows, of shape (ticks, columns)."""
-        return lax.scan(lambda state, row: (self._tick(state, self._row(row)), None), state, rows)[0]
+
+        def tick(state: State, row: jax.Array) -> tuple[State, None]:
+            return self._tick(state, self._row(row)), None
+
+        return lax.scan(tick, state, rows)[0]
 
     def _row(self, row: jax.Array) -> _Row:
         values = len(self._actions.uses)
