@@ -43,18 +43,12 @@ def mean_of_losses(
     stage, params, microbatches, *, loss, targets, first=None, last=None, extras=None
 ):
     """The mean loss of the loop; `first` and `last` are `(function, parameters)`."""
-    stages = len(jax.tree.leaves(params)[0])
-    count = len(jax.tree.leaves(microbatches)[0])
-    total = 0.0
-    for m in range(count):
-        x = at(microbatches, m) if first is None else first[0](first[1], at(microbatches, m))
-        for s in range(stages):
-            more = () if extras is None else (at(extras, m),)
-            x = stage(at(params, s), x, *more)
-        out = x if last is None else last[0](last[1], x)
-        total = total + loss(out, at(targets, m))
-    return total / count
 
+    def one(batch):
+        microbatch, target, extra = batch
+        x = microbatch if first is None else first[0](first[1], microbatch)
+        more = () if extras is None else (extra,)
+        x = jax.lax.scan(lambda x, layer: (stage(layer, x, *more), None), x, params)[0]
+        return loss(x if last is None else last[0](last[1], x), target)
 
-def at(tree, index):
-    return jax.tree.map(lambda x: x[index], tree)
+    return jax.lax.map(one, (microbatches, targets, extras)).mean()

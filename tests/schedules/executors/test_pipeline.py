@@ -52,7 +52,7 @@ def check_schedule(name, P, M):
         return mean_of_losses(mlp, params, x, loss=square, targets=targets)
 
     got = jax.jit(jax.value_and_grad(piped, (0, 1)))(params, x)
-    assert_same(got, jax.value_and_grad(looped, (0, 1))(params, x))
+    assert_same(got, jax.jit(jax.value_and_grad(looped, (0, 1)))(params, x))
 
 
 @pytest.mark.parametrize("name, P, M", COVERING)
@@ -109,7 +109,7 @@ def test_tied_embeddings(name, P, V, recompute):
         ends = {"first": (embed, table), "last": (head, table)}
         return mean_of_losses(mlp, params, tokens, loss=cross_entropy, targets=labels, **ends)
 
-    expected = jax.value_and_grad(looped, (0, 1))(params, table)
+    expected = jax.jit(jax.value_and_grad(looped, (0, 1)))(params, table)
     assert_same(jax.jit(jax.value_and_grad(piped, (0, 1)))(params, table), expected)
     # Without a gradient the forward passes run alone.
     assert_same(jax.jit(piped)(params, table), expected[0])
@@ -178,7 +178,7 @@ def test_other_axes_cut_within_the_stages(name, kept):
         return mean_of_losses(mlp, params, x, loss=square, targets=targets)
 
     got = jax.jit(jax.value_and_grad(piped, (0, 1)))(params, x)
-    assert_same(got, jax.value_and_grad(looped, (0, 1))(params, x))
+    assert_same(got, jax.jit(jax.value_and_grad(looped, (0, 1)))(params, x))
     gradients = jax.tree.leaves(got[1][0])
     placements = jax.tree.leaves(kept, is_leaf=lambda p: isinstance(p, list))
     for gradient, expected in zip(gradients, placements, strict=True):
@@ -216,7 +216,7 @@ def test_ends_that_lie_cut_over_the_ranks():
         return mean_of_losses(mlp, params, tokens, loss=cross_entropy, targets=labels, **ends)
 
     got = jax.jit(jax.value_and_grad(piped, (0, 1, 2)))(params, table, weight)
-    assert_same(got, jax.value_and_grad(looped, (0, 1, 2))(params, table, weight))
+    assert_same(got, jax.jit(jax.value_and_grad(looped, (0, 1, 2)))(params, table, weight))
     assert mp.placements_of(got[1][1]) == [mp.Shard(0)]
     assert mp.placements_of(got[1][2]) == [mp.Shard(1)]
 
@@ -247,7 +247,7 @@ def test_a_trees_leaves_go_along():
         return mean_of_losses(stage, params, x, loss=loss, targets=None)
 
     got = jax.jit(jax.value_and_grad(piped, (0, 1)))(params, x)
-    assert_same(got, jax.value_and_grad(looped, (0, 1))(params, x))
+    assert_same(got, jax.jit(jax.value_and_grad(looped, (0, 1)))(params, x))
 
 
 def test_a_schedule_of_ones_own():
