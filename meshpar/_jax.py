@@ -6,6 +6,7 @@ here with what is truly private, so that a new JAX version is met in one place.
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -247,10 +248,26 @@ def closed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return jaxpr, ()
 
 
+# An annotation's line is the user's, not the one in meshpar that binds the primitive.
+for _room in ("_jax.py", "compiler", "placements"):
+    _source_info_util.register_exclusion(os.path.join(os.path.dirname(__file__), _room))
+
+
 def source_line(eqn: Any) -> str:
-    """The user's line that an equation comes from, as `file.py:41`, or an empty string."""
+    """The user's line that an equation comes from, or an empty string.
+
+    It reads `file.py:41`, and `In[7]:3` for the third line of a notebook's cell 7.
+    """
     frame = _source_info_util.user_frame(eqn.source_info.traceback)
-    return "" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+    return "" if frame is None else f"{_shown(frame.file_name)}:{frame.start_line}"
+
+
+def _shown(file_name: str) -> str:
+    # IPython puts `get_ipython` among the builtins while a cell runs; its cells have no file name
+    # that a person knows.
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    label = None if shell is None else shell.compile.format_code_name(file_name)
+    return os.path.basename(file_name) if label is None else label[1]
 
 
 def hide_frames(folder: str) -> None:

@@ -160,7 +160,7 @@ def lower_program(
         flat, tree = jax.tree.flatten(shapes)
         wanted = asked_outputs(shapes, [len(s.shape) for s in flat])
         return _by_xla(annotated, structs, known, flat, tree, wanted, mesh, donated)
-    plan, flat, tree = plan_function(annotated, structs, known, asked_outputs, names, mesh)
+    plan, flat, tree = plan_function(annotated, structs, known, asked_outputs, names, mesh, donated)
     planned = plan.planned
     program = jax.jit(shard_mapped(planned, mesh), donate_argnums=donated)
     outputs = [(tuple(s.shape), o) for s, o in zip(flat, planned.outputs, strict=True)]
@@ -174,6 +174,7 @@ def plan_function(
     asked_outputs: Callable[[Any, list[int]], Layouts],
     names: Sequence[str],
     mesh: ProcessMesh,
+    donated: tuple[int, ...],
 ) -> tuple[Plan, list[Struct], Any]:
     """Traces and plans a function; arguments as of `lower_program`.
 
@@ -185,7 +186,7 @@ def plan_function(
     wanted = asked_outputs(shapes, [len(s.shape) for s in flat])
     model = _model_of(mesh)
     planned = propagate(program_of(jaxpr), known, wanted, Decider(mesh.axis_sizes, model))
-    return Plan(planned, mesh, tuple(names), model), flat, tree
+    return Plan(planned, mesh, tuple(names), model, donated), flat, tree
 
 
 def _model_of(mesh: ProcessMesh) -> DeviceModel:

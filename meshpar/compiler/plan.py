@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.emitted import emitted_collectives
+from meshpar.compiler.memory import peak_bytes
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_buckets
+from meshpar.compiler.program import Node
 from meshpar.compiler.why import reasons
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.apply_bucket import bucket_bytes
-from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
 
@@ -85,12 +85,14 @@ class Plan:
       mesh: the mesh, whose devices need not be there.
       names: what the inputs are called, by position.
       model: the rates of the device.
+      donated: the positions of inputs whose memory may be reused.
     """
 
     planned: PlannedProgram
     mesh: ProcessMesh
     names: tuple[str, ...]
     model: DeviceModel
+    donated: tuple[int, ...] = ()
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
@@ -132,13 +134,23 @@ class Plan:
         """The estimated time of all collectives, none of it overlapped."""
         return sum(c.count * c.seconds for c in self.collectives)
 
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The estimated peak memory per device: inputs, outputs and what is alive between them."""
+        return peak_bytes(self.planned, self.donated)
+
+    @property
+    def title(self) -> str:
+        """The plan in one line."""
+        return (
+            f"{len(self.collectives)} collectives, {_size(self.bytes)} sent per device, "
+            f"about {self.seconds * 1e3:.3g} ms without overlap; "
+            f"about {_size(self.peak_bytes)} of memory per device; on {self.mesh!s}"
+        )
+
     def table(self, top: int = 20) -> Table:
         """The largest collectives as a rich table."""
-        title = (
-            f"{len(self.collectives)} collectives, {_size(self.bytes)} sent per device, "
-            f"about {self.seconds * 1e3:.3g} ms without overlap, on {self.mesh!s}"
-        )
-        table = Table(title=title, title_justify="left")
+        table = Table(title=self.title, title_justify="left")
         for column in ("sent", "times", "kind", "axes", "value", "where", "why"):
             table.add_column(column)
         rows = sorted(self.collectives, key=lambda c: -c.bytes * c.count)
@@ -168,15 +180,18 @@ class Plan:
             f"<td>{html.escape(c.value)}</td><td>{html.escape(c.where)}</td></tr>"
             for c in rows
         )
-        title = f"{len(self.collectives)} collectives, {_size(self.bytes)} per device"
+        title = html.escape(self.title)
         return f"<table><caption>{title}</caption><tr>{head}</tr>{body}</table>"
 
     def to_json(self) -> str:
-        """The plan as JSON: mesh, inputs, outputs, operations and collectives."""
+        """The plan as JSON: mesh, totals, inputs, outputs, operations and collectives."""
         names = dict(zip(self.names, map(self._placed, self.planned.inputs), strict=True))
         return json.dumps(
             {
                 "mesh": dict(self.mesh.axis_sizes),
+                "bytes": self.bytes,
+                "seconds": self.seconds,
+                "peak_bytes": self.peak_bytes,
                 "inputs": names,
                 "outputs": [self._placed(layout) for layout in self.planned.outputs],
                 "collectives": [asdict(c) for c in self.collectives],
@@ -236,19 +251,26 @@ class Plan:
 
     def _collectives(self, planned: PlannedProgram, count: int) -> Iterator[Collective]:
         used = planned.program.used()
+        makers = {value: node.node for node in planned.nodes for value in node.node.outs}
         for node in planned.nodes:
             name, where = node.node.name, node.node.where
-            yield from self._moves(planned, node.moves, count, f"before {name}", where)
+            yield from self._moves(planned, makers, node.moves, count, f"before {name}", where)
             for kind, axes, sent in emitted_collectives(planned, node, used):
                 seconds = self.model.collective_seconds(sent)
                 value = _type(planned.program.avals[node.node.outs[0]])
                 yield Collective(kind, axes, sent, count, seconds, value, where, f"inside {name}")
             for body in node.bodies:
                 yield from self._collectives(body, count * _turns(node))
-        yield from self._moves(planned, planned.moves, count, "for the output", "")
+        yield from self._moves(planned, makers, planned.moves, count, "for the output", "")
 
     def _moves(
-        self, planned: PlannedProgram, moves: Sequence[Move], count: int, reason: str, where: str
+        self,
+        planned: PlannedProgram,
+        makers: Mapping[int, Node],
+        moves: Sequence[Move],
+        count: int,
+        reason: str,
+        where: str,
     ) -> Iterator[Collective]:
         sizes: Mapping[str, int] = planned.sizes
         for together in in_buckets(moves):
@@ -258,6 +280,8 @@ class Plan:
             (move,) = together
             aval = planned.program.aval(move.value)
             src, dst = self._placed(move.src), self._placed(move.dst)
+            maker = makers.get(move.value)
+            made = self._origin(planned, maker, move.value)
             for step in planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, sizes):
                 if step.is_collective:
                     yield Collective(
@@ -267,9 +291,17 @@ class Plan:
                         count,
                         self.model.collective_seconds(step.bytes),
                         _type(aval),
-                        where,
-                        f"{src} -> {dst} {reason}",
+                        where or (maker.where if maker else ""),
+                        f"{src} -> {dst} {reason}; {made}",
                     )
+
+    def _origin(self, planned: PlannedProgram, maker: Node | None, value: int) -> str:
+        """What made a value, in a few words."""
+        if maker is not None:
+            return f"made by {maker.name}" + (f" at {maker.where}" if maker.where else "")
+        if planned is self.planned and value in planned.program.inputs:
+            return f"the argument {self.names[planned.program.inputs.index(value)]}"
+        return "given"
 
     def _bucket(
         self, planned: PlannedProgram, moves: Sequence[Move], count: int, reason: str, where: str
@@ -309,41 +341,3 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     raise AssertionError("the loop returns at its last unit")
-
-
-def peak_bytes(planned: PlannedProgram) -> int:
-    """The largest sum of the blocks that are alive at once, inputs and outputs included.
-
-    A block lives from where it is made to its last use. XLA fuses operations and reuses buffers, so
-    this is an estimate from above.
-    """
-    program = planned.program
-    last: dict[int, int] = {}
-    for i, node in enumerate(planned.nodes):
-        for ref in node.node.ins:
-            if isinstance(ref, int):
-                last[ref] = i
-    for ref in (*program.inputs, *program.outputs):
-        if isinstance(ref, int):
-            last[ref] = len(planned.nodes)
-    alive: dict[int, int] = {}
-
-    def hold(value: int, layout: Layout) -> None:
-        aval = program.avals[value]
-        item = np.dtype(aval.dtype).itemsize if isinstance(aval.dtype, np.dtype) else 8
-        shape = local_shape(tuple(aval.shape), layout, planned.sizes)
-        alive[value] = alive.get(value, 0) + int(np.prod(shape, dtype=np.int64)) * item
-
-    for number, layout in zip(program.inputs, planned.inputs, strict=True):
-        hold(number, layout)
-    peak = sum(alive.values())
-    for i, node in enumerate(planned.nodes):
-        for move in node.moves:
-            hold(move.value, move.dst)
-        for value, layout in zip(node.node.outs, node.results, strict=True):
-            hold(value, layout)
-        inner = max((peak_bytes(body) for body in node.bodies), default=0)
-        peak = max(peak, sum(alive.values()) + inner)
-        for value in [v for v in alive if last.get(v, -1) <= i and v not in program.inputs]:
-            del alive[value]
-    return peak

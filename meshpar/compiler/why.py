@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from meshpar.compiler.decide import Decider
 from meshpar.compiler.device_model import DeviceModel
@@ -157,14 +160,18 @@ class _Teller:
             )
 
     def _decisive(self, node: PlannedNode, layout: Layout) -> int | None:
-        """The operand whose layout shares most axes with the result's."""
+        """The operand whose layout shares most axes with the result's, of equals the largest.
+
+        So a chain goes on through data rather than through masks.
+        """
         axes = {*layout.shard_axes, *layout.partial_axes}
-        best, most = None, 0
+        best, most = None, (0, 0)
         for ref, operand in zip(node.node.ins, node.operands, strict=True):
             if isinstance(ref, int):
                 shared = len(axes & {*operand.shard_axes, *operand.partial_axes})
-                if shared > most:
-                    best, most = ref, shared
+                key = (shared, _bytes(self._planned.program.avals[ref]))
+                if shared and key > most:
+                    best, most = ref, key
         return best
 
     def _placed(self, layout: Layout) -> str:
@@ -173,3 +180,8 @@ class _Teller:
     def _type(self, value: int) -> str:
         aval: Any = self._planned.program.avals[value]
         return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+
+
+def _bytes(aval: Any) -> int:
+    item = np.dtype(aval.dtype).itemsize if isinstance(aval.dtype, np.dtype) else 8
+    return math.prod(aval.shape) * item

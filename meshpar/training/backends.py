@@ -98,7 +98,8 @@ def _by_meshpar(recipe: Recipe, mode: str, batch: Slots) -> Built:
     names = [slot.name for group in groups for slot in group.leaves]
     structs = [struct for group in groups for struct in group.structs]
     layouts = [layout for group in groups for layout in group.layouts]
-    plan, results, tree = plan_function(of_leaves, structs, layouts, wanted, names, mesh)
+    donated = tuple(range(sum(len(group.leaves) for group in state))) if train else ()
+    plan, results, tree = plan_function(of_leaves, structs, layouts, wanted, names, mesh, donated)
     local = shard_mapped(plan.planned, mesh)
 
     def run(given: State, arrays: Arrays) -> Any:

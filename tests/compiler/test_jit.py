@@ -372,3 +372,19 @@ def test_planning_and_lowering_for_4096_devices_that_are_not_there():
     assert any(f"stablehlo.{kind}" in text for kind in plan.counts())
     with pytest.raises(mp.MeshError):
         f(np.ones((8192, 64), jnp.bfloat16), np.ones((64, 128), jnp.bfloat16))
+
+
+def test_a_plan_names_the_users_lines(placed):
+    def asked(x):
+        y = x + 1
+        return mp.shard_tensor(y, MESH, [])  # the annotation's line, not meshpar's own
+
+    plan = mp.jit(asked).plan(placed[0])
+    first = asked.__code__.co_firstlineno
+    (gather,) = plan.collectives
+    assert gather.where == f"test_jit.py:{first + 2}"
+    assert gather.why.endswith(f"made by add at test_jit.py:{first + 1}")
+    (output,) = mp.jit(lambda x: x * 2, out_placements=[]).plan(placed[0]).collectives
+    assert output.where.startswith("test_jit.py:")
+    (given,) = mp.jit(lambda x: x, out_placements=[]).plan(placed[0]).collectives
+    assert given.why.endswith("the argument x")
