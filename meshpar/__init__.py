@@ -39,6 +39,7 @@ _HOME = {
         "meshpar.compiler.no_rule": "NoRuleWarning",
         "meshpar.errors": "CollectiveError DistTensorError MeshError MeshparError PlacementError",
         "meshpar.host_devices": "set_host_device_count",
+        "meshpar.launch.spawn": "SpawnContext SpawnError spawn",
         "meshpar.mesh": "Group ProcessMesh get_mesh set_mesh",
         "meshpar.placements.dist_tensor": "DistTensor",
         "meshpar.placements.layout": "Layout",

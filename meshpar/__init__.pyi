@@ -56,6 +56,9 @@ from meshpar.errors import MeshError as MeshError
 from meshpar.errors import MeshparError as MeshparError
 from meshpar.errors import PlacementError as PlacementError
 from meshpar.host_devices import set_host_device_count as set_host_device_count
+from meshpar.launch.spawn import SpawnContext as SpawnContext
+from meshpar.launch.spawn import SpawnError as SpawnError
+from meshpar.launch.spawn import spawn as spawn
 from meshpar.mesh import Group as Group
 from meshpar.mesh import ProcessMesh as ProcessMesh
 from meshpar.mesh import get_mesh as get_mesh

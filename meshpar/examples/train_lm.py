@@ -4,7 +4,10 @@
 
 Data parallel over `dp`, tensor parallel over `tp`, optimizer state cut over `dp` (ZeRO stage 1), on
 all GPUs or TPUs that are visible, else on 8 CPU devices. Ctrl-C ends a run with a checkpoint, and
-`--resume` goes on bit for bit.
+`--resume` goes on bit for bit. Over several processes, and again after one of them died:
+
+    python -m meshpar.launch --nproc_per_node 2 --devices 0-7 --max_restart 3 \\
+        -m meshpar.examples.train_lm --save runs/two --resume auto
 """
 
 from __future__ import annotations

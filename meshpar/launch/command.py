@@ -12,17 +12,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from meshpar.launch.devices import platform_of, split_devices
+from meshpar.launch.devices import gpus, platform_of, shared_out
 from meshpar.launch.guard import Guard
+from meshpar.launch.kubernetes import jobset_manifest
 from meshpar.launch.logs import open_log, shown
 from meshpar.launch.options import Options, parse_options
 from meshpar.launch.ports import free_ports, held_port
+from meshpar.launch.slurm import sbatch_script
 from meshpar.launch.supervise import Events, Failure, Signalled, Start, supervise
 from meshpar.launch.team import Team, rank_variables
 
 __all__ = ["main"]
 
 _LOG = logging.getLogger("meshpar.launch")
+_PRINTED = {"slurm": sbatch_script, "k8s": jobset_manifest}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,6 +44,9 @@ def main(argv: Sequence[str], *, prog: str = "meshpar launch") -> int:
     _set_up_log(options.log_level)
     events = Events()
     try:
+        if options.print_for is not None:
+            print(_PRINTED[options.print_for](options), end="")
+            return 0
         with _signals_to(events), Guard() as guard:
             return _run(options, events, guard)
     except (OSError, ValueError, NotImplementedError) as error:
@@ -64,7 +70,7 @@ def _run(options: Options, events: Events, guard: Guard) -> int:
 
 def _gather(options: Options, restart: int, stack: ExitStack) -> Team:
     """The ranks of a job on one node; the port of their service is held while the stack lasts."""
-    count = _processes(options)
+    count = len(_shares(options))
     host, _, port = (options.master or "127.0.0.1:0").rpartition(":")
     port = stack.enter_context(held_port(host, int(port)))
     first = options.start_port
@@ -79,21 +85,23 @@ def _gather(options: Options, restart: int, stack: ExitStack) -> Team:
     )
 
 
-def _processes(options: Options) -> int:
-    if options.nproc_per_node is not None:
-        return options.nproc_per_node
-    return 1 if options.devices is None else len(options.devices)
+def _shares(options: Options) -> list[tuple[int, ...]] | list[None]:
+    """The devices of each rank of this node."""
+    devices = options.devices
+    if devices is None:
+        devices = gpus(platform_of(os.environ), os.environ)
+    count = options.nproc_per_node
+    if count is None:
+        count = 1 if devices is None else len(devices)
+    return shared_out(devices, count)
 
 
 def _starts(options: Options, team: Team, stack: ExitStack) -> list[Start]:
-    devices: list[tuple[int, ...] | None] = [None] * len(team.ranks)
-    if options.devices is not None:
-        devices = [*split_devices(options.devices, len(team.ranks))]
     platform = platform_of(os.environ)
     headline = f"job {team.job_id}, restart {team.restart}, {time.strftime('%Y-%m-%d %H:%M:%S')}"
     starts: list[Start] = []
-    for rank, own in zip(team.ranks, devices, strict=True):
-        environ = rank_variables(team, rank, own, platform, os.environ)
+    for rank, devices in zip(team.ranks, _shares(options), strict=True):
+        environ = rank_variables(team, rank, devices, platform, os.environ)
         overwrite = options.log_overwrite and team.restart == 0
         log = open_log(Path(options.log_dir), rank, overwrite, headline)
         starts.append(Start(rank, _command(options), environ, log))

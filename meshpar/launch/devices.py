@@ -8,7 +8,10 @@ from glob import glob
 
 from meshpar.xla_flags import with_host_devices
 
-__all__ = ["device_variables", "parse_devices", "platform_of", "split_devices"]
+__all__ = ["device_variables", "gpus", "parse_devices", "platform_of", "shared_out"]
+
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+_FILES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/dri/renderD*"}
 
 
 def parse_devices(text: str) -> tuple[int, ...]:
@@ -50,16 +53,29 @@ def _has(*modules: str) -> bool:
     return any(importlib.util.find_spec(name) is not None for name in modules)
 
 
-def split_devices(devices: tuple[int, ...], processes: int) -> list[tuple[int, ...]]:
-    """Equal shares of the devices, neighbours together, one a process.
+def gpus(platform: str, environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """The numbers of the GPUs that are visible here; `None` on other platforms."""
+    if platform not in _VISIBLE:
+        return None
+    names = environ.get(_VISIBLE[platform])
+    count = len(glob(_FILES[platform])) if names is None else len(names.split(","))
+    return tuple(range(count))
+
+
+def shared_out(
+    devices: tuple[int, ...] | None, processes: int
+) -> list[tuple[int, ...]] | list[None]:
+    """Equal shares of the devices, neighbours together, one a process; `None` for all of them.
 
     Raises:
       ValueError: they cannot be shared out equally.
 
     Example:
-      >>> split_devices((0, 1, 2, 3), 2)
+      >>> shared_out((0, 1, 2, 3), 2)
       [(0, 1), (2, 3)]
     """
+    if devices is None:
+        return [None] * processes
     share, rest = divmod(len(devices), processes)
     if rest or not share:
         raise ValueError(
@@ -92,7 +108,9 @@ def device_variables(
             "--devices on TPUs: a process that drives part of a host's chips is not supported; "
             "leave it out, and one process drives them all"
         )
-    name = "CUDA_VISIBLE_DEVICES" if platform == "cuda" else "HIP_VISIBLE_DEVICES"
+    if platform not in _VISIBLE:
+        raise NotImplementedError(f"--devices on {platform}: only CPUs and GPUs can be shared out")
+    name = _VISIBLE[platform]
     return {**own, name: ",".join(_visible(devices, name, environ))}
 
 

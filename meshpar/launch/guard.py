@@ -19,10 +19,10 @@ __all__ = ["Guard"]
 class Guard:
     """The launcher's end: tells the guard which process groups are alive.
 
-    A context: its end is the guard's.
+    It starts when it is made, and ends with `close` or as a context.
     """
 
-    def __enter__(self) -> Guard:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
@@ -30,6 +30,8 @@ class Guard:
             text=True,
             bufsize=1,
         )
+
+    def __enter__(self) -> Guard:
         return self
 
     def add(self, group: int) -> None:
@@ -47,6 +49,10 @@ class Guard:
             pipe.write(f"{line}\n")
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the guard, and with it the groups that are left."""
         pipe = self._process.stdin
         assert pipe is not None, "it was opened with a pipe"
         with contextlib.suppress(BrokenPipeError):

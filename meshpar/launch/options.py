@@ -10,7 +10,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,22 +43,48 @@ class Options:
     print_for: str | None = None
     image: str | None = None
     sbatch: tuple[str, ...] = ()
+    resource: tuple[str, ...] = ()
 
     @property
     def command(self) -> list[str]:
         """What a rank runs, without the interpreter."""
         return [*(["-m"] if self.module else []), self.script, *self.args]
 
+    def argv(self, without: Sequence[str] = ()) -> list[str]:
+        """A command line that gives these options, but for some and those of `--print`."""
+        left_out = {
+            *without,
+            "script",
+            "args",
+            "module",
+            "print_for",
+            "image",
+            "sbatch",
+            "resource",
+        }
+        words: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default or field.name in left_out:
+                continue
+            if field.name == "nnodes":
+                value = ":".join(map(str, dict.fromkeys(value)))
+            if field.name == "devices":
+                value = ",".join(map(str, value))
+            words += [f"--{field.name}"] if value is True else [f"--{field.name}", str(value)]
+        return [*words, *self.command]
+
 
 _TEXT = {
-    "nproc_per_node": "processes on this node (default: one per number in --devices, else 1)",
+    "nproc_per_node": "processes on this node (default: one per number in --devices, else "
+    "one per GPU, else 1)",
     "nnodes": "nodes, or LOW:HIGH: start with as many as are there after --elastic_timeout",
     "master": "HOST:PORT where the launchers of several nodes meet; a port of node 0 that is free",
     "rank": "number of this node; -1: the launcher that can listen at --master is node 0",
     "host": "address under which the other nodes reach this one (default: found out)",
     "start_port": "the first of the ports that the ranks of a node get (default: free ones)",
     "devices": "numbers of the devices of this node, as in 0,1 or 0-7, shared out to its "
-    "processes; on CPUs as many are made (default: each process sees all)",
+    "processes; on CPUs as many are made (default: all GPUs; else each process sees all)",
     "job_id": "name of the job",
     "log_dir": "folder of the logs, workerlog.RANK",
     "log_overwrite": "empty old logs; by default new output is added to them",
@@ -71,6 +97,7 @@ _TEXT = {
     "print_for": "write a batch script or manifest that starts this job there, and start nothing",
     "image": "--print k8s: the container image",
     "sbatch": "--print slurm: an option for sbatch, as in --sbatch=--partition=gpu; repeatable",
+    "resource": "--print k8s: a limit of each pod, as in nvidia.com/gpu=8; repeatable",
 }
 
 _NO_SERVERS = "parameter servers are not supported; every rank holds its part of the parameters"
@@ -157,6 +184,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add("image")
     add("sbatch", action="append", default=[], metavar="OPTION")
+    add("resource", action="append", default=[], metavar="NAME=N")
     parser.add_argument("--run_mode", default="collective", help=argparse.SUPPRESS)
     for option in _REFUSED:
         parser.add_argument(
@@ -195,7 +223,8 @@ def _checked(given: dict[str, object]) -> Options:
             given["devices"] = parse_devices(str(given["devices"]))
         except ValueError as error:
             raise ValueError(f"--devices: {error}") from None
-    given["args"], given["sbatch"] = tuple(given["args"]), tuple(given["sbatch"])  # pyright: ignore[reportArgumentType]
+    for name in ("args", "sbatch", "resource"):
+        given[name] = tuple(given[name])  # pyright: ignore[reportArgumentType]
     options = Options(**given)  # pyright: ignore[reportArgumentType]
     _check_numbers(options)
     return options
@@ -218,6 +247,10 @@ def _check_numbers(options: Options) -> None:
         raise ValueError(f"--rank {options.rank}: nodes are numbered 0 to {high - 1}")
     if options.master is not None and not options.master.rpartition(":")[2].isdecimal():
         raise ValueError(f"--master {options.master}: it is HOST:PORT")
+    if not options.job_id or any(not (c.isalnum() or c in "-_.") for c in options.job_id):
+        raise ValueError(f"--job_id {options.job_id!r}: letters, digits and '-_.'")
+    if not all("=" in pair for pair in options.resource):
+        raise ValueError(f"--resource {' '.join(options.resource)}: it is NAME=N")
     if options.print_for is None and not options.module and not Path(options.script).exists():
         raise ValueError(
             f"there is no file {options.script}; -m {shlex.quote(options.script)} runs a module"
