@@ -12,6 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 ROUNDS ?= 10
 CASES ?= 2000
+LAUNCHES ?= 200
 SEED ?= $(shell date +%s)
 ARGS ?=
 QUICK := tests/test_public_names.py tests/models tests/training/test_layers.py \
@@ -19,7 +20,7 @@ QUICK := tests/test_public_names.py tests/models tests/training/test_layers.py \
   tests/compiler/test_jit.py tests/compiler/test_regressions.py tests/placements/test_layout.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test quick lint format train exhaustive fuzz bench peer notebooks clean
+.PHONY: help venv test quick lint format train exhaustive fuzz soak bench peer notebooks clean
 
 help: ## show these targets
 	@echo "make TARGET [PYTHON=python3.12] [ARGS='more arguments of the tool']"
@@ -66,6 +67,9 @@ fuzz: $(STAMP) ## run the property tests ROUNDS times, then CASES random program
 	    -m hypothesis tests $(ARGS) || exit 1; \
 	done
 	$(BIN)/python -m tests.compiler.fuzz --cases $(CASES) --seed $(SEED)
+
+soak: $(STAMP) ## launch LAUNCHES jobs in a row, which must leave nothing behind
+	$(BIN)/python -m tests.launch.soak --launches $(LAUNCHES) $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks
 	for name in step_time against_xla spmd_oracle; do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import FrameType
 
 from meshpar.launch.devices import gpus, platform_of, shared_out
+from meshpar.launch.events import Events, Interrupted, Signalled
 from meshpar.launch.guard import Guard
 from meshpar.launch.kubernetes import jobset_manifest
 from meshpar.launch.logs import open_log, shown
 from meshpar.launch.options import Options, parse_options
-from meshpar.launch.ports import free_ports, held_port
+from meshpar.launch.party import party
 from meshpar.launch.slurm import sbatch_script
-from meshpar.launch.supervise import Events, Failure, Signalled, Start, supervise
+from meshpar.launch.supervise import Start, supervise
 from meshpar.launch.team import Team, rank_variables
 
 __all__ = ["main"]
@@ -49,40 +50,29 @@ def main(argv: Sequence[str], *, prog: str = "meshpar launch") -> int:
             return 0
         with _signals_to(events), Guard() as guard:
             return _run(options, events, guard)
+    except Interrupted as error:
+        _LOG.error("%s", error)
+        return 128 + error.number
     except (OSError, ValueError, NotImplementedError) as error:
         _LOG.error("%s", error)
         return 2
 
 
 def _run(options: Options, events: Events, guard: Guard) -> int:
-    restart = 0
-    while True:
-        with ExitStack() as stack:
-            team = _gather(options, restart, stack)
-            ended = supervise(_starts(options, team, stack), events, guard, options.grace)
-        if ended.failure is not None:
-            _report(ended.failure, team)
-        if ended.failure is None or ended.signal is not None or restart == options.max_restart:
-            return ended.exit_code
-        restart += 1
-        _LOG.warning("restart %d of at most %d", restart, options.max_restart)
-
-
-def _gather(options: Options, restart: int, stack: ExitStack) -> Team:
-    """The ranks of a job on one node; the port of their service is held while the stack lasts."""
-    count = len(_shares(options))
-    host, _, port = (options.master or "127.0.0.1:0").rpartition(":")
-    port = stack.enter_context(held_port(host, int(port)))
-    first = options.start_port
-    ports = free_ports(host, count) if first is None else range(first, first + count)
-    return Team(
-        options.job_id,
-        restart,
-        options.max_restart,
-        f"{host}:{port}",
-        tuple(f"{host}:{p}" for p in ports),
-        (count,),
-    )
+    with party(options, events) as nodes:
+        restart = 0
+        while True:
+            with ExitStack() as stack:
+                team = nodes.gather(restart, len(_shares(options)), stack)
+                starts = _starts(options, team, stack)
+                ended = supervise(starts, team.restart, events, guard, options.grace)
+            verdict = nodes.settle(ended)
+            if verdict.text:
+                _LOG.error("%s", verdict.text)
+            if not verdict.again:
+                return verdict.code
+            restart = team.restart + 1
+            _LOG.warning("restart %d of at most %d", restart, options.max_restart)
 
 
 def _shares(options: Options) -> list[tuple[int, ...]] | list[None]:
@@ -119,15 +109,6 @@ def _command(options: Options) -> list[str]:
     if options.module or options.script.endswith(".py"):
         return [sys.executable, "-u", "-m", "meshpar.launch.rank", *options.command]
     return [os.path.abspath(options.script), *options.args]
-
-
-def _report(failure: Failure, team: Team) -> None:
-    others = len(team.endpoints) - 1
-    _LOG.error(
-        "rank %d failed first: %s after %.1f s; the other %d ended. The end of %s:\n%s",
-        *(failure.rank, failure.how, failure.seconds, others, failure.log),
-        "\n".join(f"    {line}" for line in failure.tail.splitlines()) or "    (nothing)",
-    )
 
 
 def _set_up_log(level: str) -> None:

@@ -24,12 +24,15 @@ def held_port(host: str, port: int = 0) -> Iterator[int]:
     if port:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                raise OSError(f"nobody can listen at {host}:{port}: {error}") from None
     yield port or free_ports(host, 1)[0]
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody had a moment ago."""
+    """Ports that nobody had a moment ago; with an empty `host` on all addresses."""
     family, address = _resolved(host, 0)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
@@ -39,5 +42,6 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    kind, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
+    found = socket.getaddrinfo(host or None, port, type=kind, flags=passive)[0]
     return found[0], (str(found[4][0]), port)

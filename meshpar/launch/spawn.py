@@ -294,11 +294,12 @@ def _tell(report: Any, error: BaseException) -> None:
 def _failure(rank: int, code: int, report: Any) -> SpawnError | None:
     if code == 0:
         return None
-    if not report.poll():
+    try:
+        name, text, pickled = report.recv()
+    except EOFError:  # it could not tell
         how = "failed before it ran func, with" if code > 0 else "was killed:"
         what = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         return SpawnError(rank, code, "", f"{how} {what}")
-    name, text, pickled = report.recv()
     error = SpawnError(rank, code, text, f"raised {name}")
     if pickled:
         error.__cause__ = pickle.loads(pickled)

@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshpar.launch.events import Ended, Event, Events, Exited, Failure, Signalled, Stop, Told
 from meshpar.launch.guard import Guard
 from meshpar.launch.logs import RankLog
 
-__all__ = ["Ended", "Events", "Exited", "Failure", "Signalled", "Start", "Stop", "supervise"]
+__all__ = ["Start", "supervise"]
 
 
 # What schedulers leave a job between SIGTERM and SIGKILL. JAX's own handler of SIGTERM lets a rank
@@ -33,91 +34,19 @@ class Start:
     log: RankLog
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The rank that failed first, and how.
-
-    Args:
-      rank: the rank.
-      code: its exit code, or minus the signal that ended it, as in `subprocess`.
-      seconds: how long it ran.
-      tail: the end of its log.
-      log: where all of it is.
-    """
-
-    rank: int
-    code: int
-    seconds: float
-    tail: str
-    log: str
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code that a shell would give: 128 + the signal for one that was killed."""
-        return self.code if self.code > 0 else 128 - self.code
-
-    @property
-    def how(self) -> str:
-        """In words."""
-        if self.code > 0:
-            return f"exit code {self.code}"
-        return f"killed by {signal.Signals(-self.code).name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A rank has ended; it is not reaped yet, so that its number still means its process group."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """The launcher got a signal."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The ranks of another node have failed."""
-
-
-Events = queue.SimpleQueue[Exited | Signalled | Stop]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How the ranks of this node ended.
-
-    Args:
-      failure: the first that failed, if any did before it was told to end.
-      signal: the signal that the launcher was sent, if any.
-    """
-
-    failure: Failure | None
-    signal: int | None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the job on this node."""
-        if self.failure is None:
-            return 0
-        # Killed after a signal to the launcher: it is that signal which ended it.
-        killed = self.signal is not None and self.failure.code < 0
-        return 128 + (self.signal or 0) if killed else self.failure.exit_code
-
-
-def supervise(starts: Sequence[Start], events: Events, guard: Guard, grace: float) -> Ended:
+def supervise(
+    starts: Sequence[Start], restart: int, events: Events, guard: Guard, grace: float
+) -> Ended:
     """Runs the ranks until all have ended.
 
     Args:
       starts: the ranks.
+      restart: the number of the run.
       events: where signals and other nodes' failures arrive.
       guard: it ends the ranks should this process be killed.
       grace: seconds between SIGTERM and SIGKILL for ranks that are to end.
     """
-    ranks = _Ranks(events, guard, grace)
+    ranks = _Ranks(restart, events, guard, grace)
     try:
         for start in starts:
             ranks.start(start)
@@ -129,7 +58,8 @@ def supervise(starts: Sequence[Start], events: Events, guard: Guard, grace: floa
 
 
 class _Ranks:
-    def __init__(self, events: Events, guard: Guard, grace: float) -> None:
+    def __init__(self, restart: int, events: Events, guard: Guard, grace: float) -> None:
+        self._restart = restart
         self._events, self._guard, self._grace = events, guard, grace
         self.alive: dict[int, tuple[Start, subprocess.Popen[bytes], float]] = {}
         self.failure: Failure | None = None
@@ -157,7 +87,7 @@ class _Ranks:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self._events.put(Exited(pid))
 
-    def next_event(self) -> Exited | Signalled | Stop | None:
+    def next_event(self) -> Event | None:
         """The next event, or `None` when the time of those that are to end is over."""
         if self._deadline is None:
             return self._events.get()
@@ -165,7 +95,7 @@ class _Ranks:
             return self._events.get(timeout=max(self._deadline - time.monotonic(), 0))
         return None
 
-    def handle(self, event: Exited | Signalled | Stop | None) -> None:
+    def handle(self, event: Event | None) -> None:
         match event:
             case None:
                 self._deadline = None
@@ -175,8 +105,14 @@ class _Ranks:
                     self._ended(pid)
             case Signalled(number):
                 self._forward(number)
-            case Stop():
+            case Stop(restart):
+                if restart == self._restart:  # and not about one that is over
+                    self._stop()
+            case Told(None):
                 self._stop()
+                self._events.put(event)  # for those that wait for node 0 next
+            case Told():
+                pass
 
     def _ended(self, pid: int) -> None:
         start, process, began = self.alive.pop(pid)
