@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from meshpar._jax import is_tracer
 from meshpar.collectives import processes
 from meshpar.collectives.region import Region, current_region
 from meshpar.errors import CollectiveError
@@ -196,6 +197,12 @@ def check_member(what: str, rank: Any, group: Group, region: Region | None) -> N
     members = group.ranks
     if region is not None and group.mesh is not None:
         members = tuple(region.mesh.process_ids)
+    if is_tracer(rank):
+        raise CollectiveError(
+            f"{what} is a traced value.",
+            because="who sends to whom is known when the program is compiled",
+            instead="an int; mp.get_rank() is traced inside a region, mp.get_world_size() is not",
+        )
     if isinstance(rank, bool) or not hasattr(rank, "__index__") or rank not in members:
         raise CollectiveError(
             f"{what} is {rank!r}, which is not a rank of the group.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 from meshpar.collectives import between, inside
 from meshpar.collectives.arrays import as_array
 from meshpar.collectives.call import calling
-from meshpar.collectives.groups import seconds
+from meshpar.collectives.groups import check_member, process_group_of, seconds, world
 from meshpar.collectives.p2p_op import P2POp
 from meshpar.collectives.region import current_region
 from meshpar.collectives.task import Task
@@ -138,8 +139,24 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp], *, timeout: Timeout = None) 
     try:
         if not operations or not all(isinstance(op, P2POp) for op in operations):
             raise CollectiveError("p2p_op_list is a list of one or more mp.P2POp.")
-        place = between if current_region() is None else inside
-        results = place.batch_isend_irecv(operations, seconds(timeout))
+        if current_region() is None:
+            results = _between_processes(operations, seconds(timeout))
+        else:
+            results = inside.batch_isend_irecv(operations, seconds(timeout))
     except MeshparError as error:
         raise error.within("batch_isend_irecv(p2p_op_list)") from None
     return [Task(result) for result in results]
+
+
+def _between_processes(operations: Sequence[P2POp], timeout: float | None) -> list[Any]:
+    """The operations with one array each; their results as the trees that they were."""
+    everyone = world()
+    single: list[P2POp] = []
+    for op in operations:
+        group = process_group_of(op.group or everyone)
+        check_member(f"the peer of {op.kind}", op.peer, group, None)
+        single += [
+            replace(op, tensor=as_array(leaf), group=group) for leaf in jax.tree.leaves(op.tensor)
+        ]
+    results = iter(between.batch_isend_irecv(single, timeout))
+    return [jax.tree.map(lambda _: next(results), op.tensor) for op in operations]

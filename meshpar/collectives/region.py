@@ -110,10 +110,11 @@ def current_region() -> Region | None:
     meshes = _regions.meshes.get(_shape(context), set())
     if len(meshes) > 1:
         raise CollectiveError(
-            "JAX differentiates a region whose mesh is not known any more.",
-            meshes=", ".join(map(repr, meshes)),
-            because="these meshes have had regions, with equal axes and other ranks",
-            instead="give their axes other names",
+            "which mesh this code runs over is not known.",
+            meshes=", ".join(sorted(map(repr, meshes))),
+            because="outside the function of an mp.spmd (in a jax.shard_map, or a derivative that "
+            "JAX traces later) only the names of the axes are, and these meshes share them",
+            instead="mp.spmd for jax.shard_map, or other names for the axes of one mesh",
         )
     if meshes:
         return Region(next(iter(meshes)), axes)

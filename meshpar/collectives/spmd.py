@@ -16,6 +16,7 @@ from meshpar.errors import CollectiveError, MeshparError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
+from meshpar.placements.types import Placement
 from meshpar.placements.values import describe, layout_of, mesh_of
 
 __all__ = ["Spmd", "spmd"]
@@ -149,7 +150,7 @@ class Spmd:
         taken = [axis for axis in outer.axes if mesh.axis_index(axis) in positions]
         if taken or not positions:
             raise CollectiveError(
-                f"the region outside covers {taken[0] if taken else 'every axis'!r} already.",
+                f"the region outside covers {repr(taken[0]) if taken else 'every axis'} already.",
                 because=f"it covers {', '.join(map(repr, outer.axes))} of {mesh!s}",
                 instead="mp.spmd(..., axes=[...]) on the one outside leaves axes to this one",
             )
@@ -158,9 +159,12 @@ class Spmd:
     def _layouts(self, args: tuple[Any, ...], leaves: list[Any], region: Region) -> list[Layout]:
         asked = self._in
         entries = (None,) * len(args) if asked is None else tuple(asked)
-        if len(entries) != len(args):
+        bare = next((entry for entry in entries if isinstance(entry, Placement)), None)
+        if len(entries) != len(args) or bare is not None:
             raise CollectiveError(
-                f"{len(args)} argument(s), and {len(entries)} entries in in_placements.",
+                f"{len(args)} argument(s), and {len(entries)} entries in in_placements."
+                if bare is None
+                else f"in_placements has {bare} where a list of placements belongs.",
                 because="it has one entry for each positional argument, each a list of placements",
                 instead="in_placements=[[mp.Shard(0)], [mp.Replicate()]] for two arguments",
             )

@@ -110,13 +110,7 @@ def _peer_of(peer: Peer, rank: int, op: P2POp) -> int | None:
     if isinstance(peer, Mapping):
         return peer.get(rank)
     if callable(peer):
-        found = peer(rank)
-        if found is not None and not hasattr(found, "__index__"):
-            raise CollectiveError(
-                f"{op.kind}: peer({rank}) is {found!r}; it is a rank, or None.",
-                because="peers are compile-time constants, never traced values",
-            )
-        return None if found is None else int(found)
+        return peer(rank)
     if isinstance(peer, Sequence) and 0 <= rank < len(peer):
         return peer[rank]
     raise CollectiveError(
