@@ -254,7 +254,8 @@ class Plan:
         makers = {value: node.node for node in planned.nodes for value in node.node.outs}
         for node in planned.nodes:
             name, where = node.node.name, node.node.where
-            yield from self._moves(planned, makers, node.moves, count, f"before {name}", where)
+            taker = "the annotation" if node.why == "annotation" else name
+            yield from self._moves(planned, makers, node.moves, count, f"before {taker}", where)
             for kind, axes, sent in emitted_collectives(planned, node, used):
                 seconds = self.model.collective_seconds(sent)
                 value = _type(planned.program.avals[node.node.outs[0]])
