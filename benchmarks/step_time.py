@@ -110,7 +110,7 @@ def by_to_static(mesh, tx, data, partitioner):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--partitioner", choices=("meshpar", "xla"), default="xla")
+    parser.add_argument("--partitioner", choices=("meshpar", "xla"), default="meshpar")
     args = parser.parse_args()
     mp.set_host_device_count(8)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))

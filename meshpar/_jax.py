@@ -24,7 +24,14 @@ from jax._src.interpreters import partial_eval as _pe
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-__all__ = ["backend_is_up", "is_key_array", "is_tracer", "linear_primitive", "refuse_as_argument"]
+__all__ = [
+    "backend_is_up",
+    "is_key_array",
+    "is_tracer",
+    "is_tracing",
+    "linear_primitive",
+    "refuse_as_argument",
+]
 
 # A primitive's rules pass tracers, avals and MLIR values whose types JAX does not export.
 Rule = Callable[..., Any]
@@ -38,6 +45,11 @@ def backend_is_up() -> bool:
 def is_tracer(x: object) -> TypeGuard[jax.Array]:
     """Whether `x` stands for a value of a program that is being traced."""
     return isinstance(x, _core.Tracer)
+
+
+def is_tracing() -> bool:
+    """Whether a transformation is under way, so that arguments may be tracers."""
+    return not _core.trace_state_clean()
 
 
 def is_key_array(x: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,9 +11,9 @@ from typing import Any, Literal
 
 import jax
 
-from meshpar._jax import is_tracer
+from meshpar._jax import is_tracer, is_tracing
 from meshpar.compiler.arguments import asked_layouts, leaf_names, mesh_for
-from meshpar.compiler.lower import Lowering, lower_program
+from meshpar.compiler.lower import Lowering, OtherArguments, lower_program
 from meshpar.compiler.no_rule import warn_of_missing_rules
 from meshpar.compiler.plan import Plan
 from meshpar.errors import MeshparError
@@ -113,19 +114,21 @@ class Jitted:
         self._donated, self._static = donate_argnums, static_argnums
         self._lowerings: dict[Hashable, Lowering] = {}
         self._last: tuple[Any, Any, Lowering] | None = None
+        self._direct: Callable[..., Any] | None = None
         self._name = getattr(fn, "__name__", type(fn).__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # JAX itself compares the arguments with those of the last program, and raises before it
+        # runs when they differ. Under a transformation there is no program to run.
+        if self._direct is not None and not is_tracing():
+            with contextlib.suppress(OtherArguments, TypeError, ValueError):
+                return self._direct(kwargs, *args)
         call = self._taken_apart(args, kwargs)
-        last = self._last
-        if last is not None and last[0] == call.tree and last[1] == call.static:
-            storages = last[2].fitting(call.leaves)
-            if storages is not None:
-                return last[2].run(storages)
         if any(is_tracer(leaf) for leaf in call.leaves):
             return self._traced(call)
         lowering = self._lowering(call)
         self._last = (call.tree, call.static, lowering)
+        self._direct = None if self._static else lowering.direct
         return lowering.run(lowering.placed(call.leaves))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -169,8 +172,10 @@ class Jitted:
     # --- inside -----------------------------------------------------------------------------------
 
     def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        static = tuple((i, args[i]) for i in self._static if i < len(args))
-        dynamic = tuple(a for i, a in enumerate(args) if i not in self._static)
+        static, dynamic = (), args
+        if self._static:
+            static = tuple((i, args[i]) for i in self._static if i < len(args))
+            dynamic = tuple(a for i, a in enumerate(args) if i not in self._static)
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
         return _Call(static, leaves, tree)
 
@@ -185,6 +190,7 @@ class Jitted:
             args = [static[i] if i in static else next(rest) for i in range(count)]
             return fn(*args, **kwargs)
 
+        of_leaves.__name__ = self._name
         return of_leaves
 
     def _asked_inputs(self, call: _Call, mesh: ProcessMesh) -> list[Layout | None]:
@@ -238,34 +244,42 @@ class Jitted:
         where = f"mp.jit({self._name})"
         try:
             mesh = mesh_for(call.leaves, self._mesh, where)
-            kinds = tuple(_kind(leaf, mesh) for leaf in call.leaves)
+            structs = [_struct(leaf) for leaf in call.leaves]
+            there = [_layout_on(mesh, leaf) for leaf in call.leaves]
+            if self._last is not None and self._last[:2] == (call.tree, call.static):
+                last = self._last[2]
+                if last.mesh == mesh and last.fits(structs, there):
+                    return last
+            kinds = tuple(
+                (s.shape, s.dtype, s.weak_type, layout)
+                for s, layout in zip(structs, there, strict=True)
+            )
             key = (call.static, call.tree, mesh, kinds)
             if key not in self._lowerings:
-                self._lowerings[key] = self._new_lowering(call, mesh)
+                self._lowerings[key] = self._new_lowering(call, mesh, structs, there)
             return self._lowerings[key]
         except MeshparError as error:
             raise error.within(where) if where not in str(error) else error from None
 
-    def _new_lowering(self, call: _Call, mesh: ProcessMesh) -> Lowering:
-        asked = self._asked_inputs(call, mesh)
-        there = [_layout_on(mesh, leaf) for leaf in call.leaves]
+    def _new_lowering(
+        self,
+        call: _Call,
+        mesh: ProcessMesh,
+        structs: Sequence[jax.ShapeDtypeStruct],
+        there: Sequence[Layout | None],
+    ) -> Lowering:
         dynamic, kwargs = jax.tree.unflatten(call.tree, range(len(call.leaves)))
-        shifted = iter(dynamic)
-        donated: set[int] = set()
-        for i in range(len(dynamic) + len(call.static)):
-            if i not in self._static:
-                argument = next(shifted)
-                if i in self._donated:
-                    donated |= set(jax.tree.leaves(argument))
+        positions = [i for i in range(len(dynamic) + len(call.static)) if i not in self._static]
         lowering = lower_program(
             self._global(call),
-            [_struct(leaf) for leaf in call.leaves],
+            structs,
             there,
-            asked,
+            self._asked_inputs(call, mesh),
             lambda out, ndims: asked_layouts(self._out, out, mesh, "out_placements", ndims),
             self._leaf_names(dynamic, kwargs),
             mesh,
-            tuple(sorted(donated)),
+            call.tree,
+            tuple(i for i, position in enumerate(positions) if position in self._donated),
             self._partitioner,
         )
         if lowering.plan is not None:
@@ -284,9 +298,3 @@ def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
 def _layout_on(mesh: ProcessMesh, leaf: Any) -> Layout | None:
     """The layout of an argument that lies on the mesh; from elsewhere it is placed anew."""
     return layout_of(leaf) if mesh_of(leaf) == mesh else None
-
-
-def _kind(leaf: Any, mesh: ProcessMesh) -> Hashable:
-    """What of an argument a program depends on."""
-    struct = _struct(leaf)
-    return struct.shape, struct.dtype, struct.weak_type, _layout_on(mesh, leaf)

@@ -18,42 +18,52 @@ from meshpar.errors import MeshError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.annotate import annotate
 from meshpar.placements.blocks import is_even, storage_shape, storage_sharding, storage_spec
-from meshpar.placements.dist_tensor import DistTensor
 from meshpar.placements.layout import Layout
 from meshpar.placements.shard import place
 from meshpar.placements.storage import from_storage, to_storage
 from meshpar.placements.values import placed, wrap
 
-__all__ = ["Lowering", "lower_program", "plan_function", "shard_mapped"]
+__all__ = ["Lowering", "OtherArguments", "lower_program", "plan_function", "shard_mapped"]
 
 Struct = jax.ShapeDtypeStruct
 Layouts = Sequence[Layout | None]
+
+
+class OtherArguments(Exception):
+    """A program is called with arguments of other types than it was made for."""
 
 
 class Lowering:
     """One program of a function, for arguments of given shapes, dtypes and layouts.
 
     Args:
-      program: the jitted function from storage arrays to storage arrays.
+      local: the function from the storages of the arguments to those of the results.
+      call: how the arguments are put together: `(positional arguments, keyword arguments)`.
       structs: shape and dtype of each argument.
       inputs: the layout of each argument.
       outputs: shape and layout of each result; without layout XLA chose.
       tree: how the results are put together.
       mesh: the mesh.
       plan: what the program does, where meshpar partitioned it.
+      donated: the positional arguments whose memory may be reused.
+      name: what the program is called in profiles.
     """
 
     def __init__(
         self,
-        program: Callable[..., Any],
+        local: Callable[..., list[jax.Array]],
+        call: Any,
         structs: Sequence[Struct],
         inputs: Sequence[Layout],
         outputs: Sequence[tuple[tuple[int, ...], Layout | None]],
         tree: Any,
         mesh: ProcessMesh,
         plan: Plan | None,
+        *,
+        donated: Sequence[int],
+        name: str,
     ) -> None:
-        self._program, self._structs, self._mesh = program, tuple(structs), mesh
+        self._structs, self.mesh, self._call = tuple(structs), mesh, call
         self._inputs, self._outputs, self._tree = tuple(inputs), tuple(outputs), tree
         self.plan = plan
         sizes = mesh.axis_sizes
@@ -63,66 +73,88 @@ class Lowering:
             and (layout is None or not (layout.partial or not is_even(shape, layout, sizes)))
             for shape, layout in outputs
         )
-        self._expected: list[tuple[Any, ...]] | None = None
+        self._program = self._jitted(local, donated, name)
+        plain = all(
+            not y.partial and is_even(tuple(s.shape), y, sizes)
+            for s, y in zip(structs, inputs, strict=True)
+        )
+        self.direct = self._program if plain and self._plain_outputs else None
+        """The program itself, called as `direct(kwargs, *args)`, where nothing is to be wrapped."""
 
-    def fitting(self, leaves: Sequence[Any]) -> list[jax.Array] | None:
-        """The storages of arguments that are just like those of the last call, else `None`."""
-        if self._expected is None or len(leaves) != len(self._expected):
-            return None
-        out: list[jax.Array] = []
-        for leaf, (kind, shape, dtype, where) in zip(leaves, self._expected, strict=True):
-            if type(leaf) is not kind or leaf.shape != shape or leaf.dtype != dtype:
-                return None
-            if kind is DistTensor:
-                if leaf.layout != where or leaf.process_mesh != self._mesh:
-                    return None
-                out.append(leaf.storage)
-            else:
-                if leaf.sharding is not where and leaf.sharding != where:
-                    return None
-                out.append(leaf)
-        return out
+    def _jitted(
+        self, local: Callable[..., list[jax.Array]], donated: Sequence[int], name: str
+    ) -> Callable[..., Any]:
+        stored = _storage_structs(self._structs, self._inputs, self.mesh)
+        expected = [(tuple(s.shape), s.dtype, s.weak_type) for s in stored]
+
+        def program(kwargs: dict[str, Any], *args: Any) -> Any:
+            storages = jax.tree.leaves((args, kwargs))
+            avals = [jax.typeof(x) for x in storages]
+            # Traced again: the arguments are not those of the plan.
+            if [(a.shape, a.dtype, a.weak_type) for a in avals] != expected:
+                raise OtherArguments
+            out = local(*storages)
+            return jax.tree.unflatten(self._tree, out) if self._plain_outputs else out
+
+        program.__name__ = name
+        try:
+            shardings = [storage_sharding(layout, self.mesh) for layout in self._inputs]
+        except MeshError:  # planning for devices that are not there
+            return jax.jit(program)
+        args, kwargs = jax.tree.unflatten(self._call, shardings)
+        return jax.jit(
+            program,
+            in_shardings=(kwargs, *args),
+            donate_argnums=tuple(i + 1 for i in donated),
+        )
+
+    def fits(self, structs: Sequence[Struct], there: Layouts) -> bool:
+        """Whether arguments can be taken: what lies nowhere is placed as the program wants it."""
+        return len(structs) == len(self._structs) and all(
+            layout in (None, mine) and _type(struct) == _type(expected)
+            for struct, layout, expected, mine in zip(
+                structs, there, self._structs, self._inputs, strict=True
+            )
+        )
 
     def placed(self, leaves: Sequence[Any]) -> list[jax.Array]:
         """The storages of any arguments of the right shapes: what is not placed gets placed."""
         storages: list[jax.Array] = []
-        expected: list[tuple[Any, ...]] = []
         for leaf, struct, layout in zip(leaves, self._structs, self._inputs, strict=True):
+            if struct.weak_type:  # a number, whose type yields to that of what it meets
+                storages.append(jax.device_put(leaf, storage_sharding(layout, self.mesh)))
+                continue
             known = placed(leaf)
-            if known is None or known.mesh != self._mesh:
-                known = placed(place(leaf, struct.dtype, self._mesh, layout))
+            if known is None or known.mesh != self.mesh:
+                known = placed(place(leaf, struct.dtype, self.mesh, layout))
             assert known is not None, "a placed value is known"
             storages.append(known.storage)
-            where = layout if isinstance(leaf, DistTensor) else getattr(leaf, "sharding", None)
-            same = isinstance(leaf, DistTensor) or known.storage is leaf
-            expected.append((type(leaf) if same else None, struct.shape, struct.dtype, where))
-        self._expected = None if any(e[0] is None for e in expected) else expected
         return storages
 
     def run(self, storages: Sequence[jax.Array]) -> Any:
         """Runs the program and puts its results together."""
-        out = self._program(*storages)
-        if not self._plain_outputs:
-            out = [
-                x if layout is None else wrap(x, shape, layout, self._mesh)
-                for x, (shape, layout) in zip(out, self._outputs, strict=True)
-            ]
-        return jax.tree.unflatten(self._tree, out)
+        args, kwargs = jax.tree.unflatten(self._call, storages)
+        out = self._program(kwargs, *args)
+        if self._plain_outputs:
+            return out
+        values = [
+            x if layout is None else wrap(x, shape, layout, self.mesh)
+            for x, (shape, layout) in zip(out, self._outputs, strict=True)
+        ]
+        return jax.tree.unflatten(self._tree, values)
 
     def lowered(self, platforms: Sequence[str] | None = None) -> Any:
         """The lowered program; `platforms` names those to lower for, whatever is there."""
-        storages = [
-            Struct(
-                storage_shape(tuple(s.shape), layout, self._mesh.axis_sizes),
-                s.dtype,
-                sharding=None if platforms else storage_sharding(layout, self._mesh),
-            )
-            for s, layout in zip(self._structs, self._inputs, strict=True)
-        ]
+        storages = _storage_structs(self._structs, self._inputs, self.mesh)
+        args, kwargs = jax.tree.unflatten(self._call, storages)
         if platforms is None:
-            return self._program.lower(*storages)  # pyright: ignore[reportFunctionMemberAccess]
-        traced = self._program.trace(*storages)  # pyright: ignore[reportFunctionMemberAccess]
+            return self._program.lower(kwargs, *args)  # pyright: ignore[reportFunctionMemberAccess]
+        traced = self._program.trace(kwargs, *args)  # pyright: ignore[reportFunctionMemberAccess]
         return traced.lower(lowering_platforms=tuple(platforms))
+
+
+def _type(struct: Struct) -> tuple[object, ...]:
+    return struct.shape, struct.dtype, struct.weak_type
 
 
 def lower_program(
@@ -133,6 +165,7 @@ def lower_program(
     asked_outputs: Callable[[Any, list[int]], Layouts],
     names: Sequence[str],
     mesh: ProcessMesh,
+    call: Any,
     donated: tuple[int, ...],
     partitioner: str,
 ) -> Lowering:
@@ -146,7 +179,8 @@ def lower_program(
       asked_outputs: (result structs, their numbers of dims) -> the layouts asked of the results.
       names: what the leaves are called.
       mesh: the mesh.
-      donated: the positions of leaves whose memory may be reused.
+      call: how the leaves make `(positional arguments, keyword arguments)`.
+      donated: the positional arguments whose memory may be reused.
       partitioner: "meshpar" or "xla".
     """
 
@@ -158,13 +192,32 @@ def lower_program(
     if partitioner == "xla":
         shapes = jax.eval_shape(annotated, *structs)
         flat, tree = jax.tree.flatten(shapes)
-        wanted = asked_outputs(shapes, [len(s.shape) for s in flat])
-        return _by_xla(annotated, structs, known, flat, tree, wanted, mesh, donated)
-    plan, flat, tree = plan_function(annotated, structs, known, asked_outputs, names, mesh, donated)
-    planned = plan.planned
-    program = jax.jit(shard_mapped(planned, mesh), donate_argnums=donated)
-    outputs = [(tuple(s.shape), o) for s, o in zip(flat, planned.outputs, strict=True)]
-    return Lowering(program, structs, planned.inputs, outputs, tree, mesh, plan)
+        outputs = asked_outputs(shapes, [len(s.shape) for s in flat])
+        plan = None
+        inputs = [k or Layout.replicated(len(s.shape)) for k, s in zip(known, structs, strict=True)]
+        local = _by_xla(annotated, structs, inputs, outputs, mesh)
+    else:
+        args, _ = jax.tree.unflatten(call, range(len(structs)))
+        reused = tuple(jax.tree.leaves([args[i] for i in donated]))
+        plan, flat, tree = plan_function(
+            annotated, structs, known, asked_outputs, names, mesh, reused
+        )
+        inputs, outputs = plan.planned.inputs, plan.planned.outputs
+        local = shard_mapped(plan.planned, mesh)
+    results = [(tuple(s.shape), o) for s, o in zip(flat, outputs, strict=True)]
+    return Lowering(
+        local, call, structs, inputs, results, tree, mesh, plan, donated=donated, name=fn.__name__
+    )
+
+
+def _storage_structs(
+    structs: Sequence[Struct], layouts: Sequence[Layout], mesh: ProcessMesh
+) -> list[Struct]:
+    """Shape and dtype of the storages of arguments."""
+    return [
+        s.update(shape=storage_shape(tuple(s.shape), layout, mesh.axis_sizes))
+        for s, layout in zip(structs, layouts, strict=True)
+    ]
 
 
 def plan_function(
@@ -223,15 +276,12 @@ def shard_mapped(planned: PlannedProgram, mesh: ProcessMesh) -> Callable[..., li
 def _by_xla(
     fn: Callable[..., Any],
     structs: Sequence[Struct],
-    known: Layouts,
-    results: Sequence[Struct],
-    tree: Any,
+    inputs: Sequence[Layout],
     wanted: Layouts,
     mesh: ProcessMesh,
-    donated: tuple[int, ...],
-) -> Lowering:
+) -> Callable[..., list[jax.Array]]:
+    """The function from storages to storages by sharding constraints alone."""
     sizes = mesh.axis_sizes
-    inputs = [k or Layout.replicated(len(s.shape)) for k, s in zip(known, structs, strict=True)]
     pending = [layout for layout in (*inputs, *wanted) if layout is not None and layout.partial]
     if pending:
         raise NotImplementedError(
@@ -239,21 +289,17 @@ def _by_xla(
             "no pending reductions; partitioner='meshpar' has"
         )
 
-    def stored(*storages: jax.Array) -> list[jax.Array]:
+    def stored(x: jax.Array, layout: Layout | None) -> jax.Array:
+        if layout is None:
+            return x
+        where = storage_sharding(layout, mesh)
+        return jax.lax.with_sharding_constraint(to_storage(x, layout, sizes), where)
+
+    def local(*storages: jax.Array) -> list[jax.Array]:
         values = [
             from_storage(x, tuple(s.shape), layout, sizes)
             for x, s, layout in zip(storages, structs, inputs, strict=True)
         ]
-        out = jax.tree.leaves(fn(*values))
-        return [
-            x if w is None else to_storage(x, w, sizes) for x, w in zip(out, wanted, strict=True)
-        ]
+        return [stored(x, w) for x, w in zip(jax.tree.leaves(fn(*values)), wanted, strict=True)]
 
-    program = jax.jit(
-        stored,
-        in_shardings=tuple(storage_sharding(layout, mesh) for layout in inputs),
-        out_shardings=[None if w is None else storage_sharding(w, mesh) for w in wanted],
-        donate_argnums=donated,
-    )
-    outputs = [(tuple(s.shape), w) for s, w in zip(results, wanted, strict=True)]
-    return Lowering(program, structs, inputs, outputs, tree, mesh, None)
+    return local

@@ -39,7 +39,7 @@ class Recipe:
     opt: Slots | None
     grads: Slots | None  # where gradients shall lie before the update; None leaves it to XLA
     num_labels: int  # how many of the arguments, from the last, are labels
-    partitioner: Partitioner = "xla"
+    partitioner: Partitioner = "meshpar"
 
 
 def body(recipe: Recipe, mode: str) -> Callable[..., Tree]:

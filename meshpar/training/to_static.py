@@ -33,7 +33,7 @@ def to_static(
     optimizer: optax.GradientTransformation | ShardedOptimizer | None = None,
     loader: Any = None,
     input_spec: Any = None,
-    partitioner: Partitioner = "xla",
+    partitioner: Partitioner = "meshpar",
 ) -> DistModel:
     """Compiles training, evaluation and prediction of a model for the mesh that it lies on.
 

@@ -388,3 +388,48 @@ def test_a_plan_names_the_users_lines(placed):
     assert output.where.startswith("test_jit.py:")
     (given,) = mp.jit(lambda x: x, out_placements=[]).plan(placed[0]).collectives
     assert given.why.endswith("the argument x")
+
+
+# --- calls after the first ------------------------------------------------------------------------
+
+
+def test_arguments_of_other_shapes_and_layouts_get_their_own_program():
+    f = mp.jit(lambda x: jnp.cumsum(x * 2, 0))
+    rows, columns = on(MESH, X, Shard(0)), on(MESH, X, Shard(1))
+    for value in (
+        rows,
+        columns,
+        rows,
+        on(MESH, X[:4], Shard(0)),
+        columns,
+        X,
+        on(MESH, X[:5], Shard(0)),
+    ):
+        close(f(value), np.cumsum(2 * np.asarray(value), 0))
+    assert f.compiled_count() == 4
+
+
+def test_what_lies_nowhere_takes_the_program_of_the_last_call():
+    f = mp.jit(lambda x, w: dense(x, w))
+    x, w = on(MESH, X, Shard(0)), on(MESH, W, Replicate(), Shard(1))
+    before = f.plan(x, w)
+    close(f(x, w), dense(X, W))
+    close(f(X, w), dense(X, W))
+    assert f.compiled_count() == 1
+    assert f.plan(X, w) is before
+
+
+def test_a_number_stays_one_whatever_it_was_before():
+    x = on(LINE, X.astype(jnp.bfloat16), Shard(0))
+    f = mp.jit(lambda x, n: x * n)
+    numbers = [2.0, jnp.float32(2), 3.0, jnp.asarray(2.0), np.float32(2), 3, True]
+    assert [f(x, n).dtype for n in numbers] == [(x * n).dtype for n in numbers]
+
+
+def test_a_donated_argument_is_alive_where_the_call_was_not_taken():
+    f = mp.jit(lambda x: x + 1, donate_argnums=0)
+    rows, columns = on(MESH, X, Shard(0)), on(MESH, X, Shard(1))
+    f(on(MESH, X, Shard(0)))
+    close(f(columns), X + 1)
+    close(f(rows), X + 1)
+    assert rows.is_deleted()

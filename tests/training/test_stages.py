@@ -174,6 +174,7 @@ def test_stage_2_cuts_gradients_before_the_update(mesh_of_shape):
                 strategy,
                 loss=lambda y, labels: (y * labels).mean(),
                 optimizer=optimizer,
+                partitioner="xla",
             )
         dm.train()
         text = dm.lower(np.ones((8, 16), np.float32), np.ones((8, 8), np.float32)).as_text()

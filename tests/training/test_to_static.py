@@ -23,13 +23,13 @@ LAYOUTS = {
 }
 
 
-def trained(case, mesh, stage=0):
+def trained(case, mesh, stage=0, **options):
     """Five steps of `to_static`: the model on the mesh, its losses, and the last placed batch."""
     axes = None if "dp" in mesh.dim_names else ()
     strategy = mp.Strategy({"data_axes": axes})
     if stage:
         strategy.sharding.enable, strategy.sharding.stage = True, stage
-    dm = mp.to_static(case.placed(mesh), strategy, loss=cross_entropy, optimizer=case.tx)
+    dm = mp.to_static(case.placed(mesh), strategy, loss=cross_entropy, optimizer=case.tx, **options)
     dm.train()
     losses = [float(dm(x, y)) for x, y in case.batches]
     return dm, losses
@@ -90,10 +90,10 @@ def check_lies_as_promised(dm, case, mesh, stage):
         assert held_bytes(leaf) == {local_bytes(leaf)}
 
 
-def check(cases, reference, mesh_of_shape, name, layout):
+def check(cases, reference, mesh_of_shape, name, layout, **options):
     axes, stage, needed = LAYOUTS[layout]
     case, mesh = cases(name), mesh_of_shape(**axes)
-    dm, losses = trained(case, mesh, stage)
+    dm, losses = trained(case, mesh, stage, **options)
     assert_allclose(losses, reference(name), rtol=1e-5)
     assert len(set(losses)) == len(losses)
     check_lies_as_promised(dm, case, mesh, stage)
@@ -113,3 +113,8 @@ def check(cases, reference, mesh_of_shape, name, layout):
 )
 def test_five_losses_equal_one_device(cases, reference, mesh_of_shape, name, layout):
     check(cases, reference, mesh_of_shape, name, layout)
+
+
+@pytest.mark.parametrize("name, layout", [("decoder", "zero3"), ("gpt2", "dp2tp4")])
+def test_xla_s_partitioner_trains_alike(cases, reference, mesh_of_shape, name, layout):
+    check(cases, reference, mesh_of_shape, name, layout, partitioner="xla")
