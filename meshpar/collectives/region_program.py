@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
-from meshpar._jax import is_tracer, varying_axes
+from meshpar._jax import is_tracer, is_tracing, varying_axes
 from meshpar.collectives.region import Region, current_region, entered
 from meshpar.compiler.arguments import asked_layouts, leaf_names
 from meshpar.errors import CollectiveError
 from meshpar.placements.blocks import shards_on, storage_sharding, storage_spec
+from meshpar.placements.dist_tensor import DistTensor
 from meshpar.placements.layout import Layout
 from meshpar.placements.reductions import check_dtype
 from meshpar.placements.reshard import reshard
@@ -84,11 +85,13 @@ class RegionProgram:
         mesh = self._region.mesh
         if self._mesh is None:
             return leaf  # already what a rank of the region outside holds
-        if is_tracer(leaf):
-            whole = Layout.replicated(leaf.ndim)
-            return (
-                reshard_storage(leaf, whole, layout, leaf.shape, mesh) if layout.partial else leaf
+        if is_tracing():
+            whole = Layout.replicated(len(leaf.shape))
+            storage, source = (
+                (leaf.storage, leaf.layout) if isinstance(leaf, DistTensor) else (leaf, whole)
             )
+            moves = layout.partial or source != whole
+            return reshard_storage(storage, source, layout, leaf.shape, mesh) if moves else storage
         known = placed(leaf)
         if known is None:
             known = placed(place(leaf, leaf.dtype, mesh, layout))

@@ -156,6 +156,18 @@ def test_regions_are_parts_of_programs(transform):
     assert float(fn(X, np.float32(3))) == 6 * X.sum()
 
 
+@pytest.mark.parametrize("transform", [jax.jit, lambda f: mp.jit(f, mesh=MESH_2X4)])
+def test_arrays_that_a_program_closes_over_go_in(transform):
+    placed = mp.shard_tensor(X, MESH_2X4, [Shard(0)])
+    pending = mp.shard_tensor(X, MESH_2X4, [Partial(), Replicate()])
+    add = mp.spmd(
+        lambda x, w: x * w, MESH_2X4, [[Partial(), Shard(0)], None], [Partial(), Shard(0)]
+    )
+    fn = transform(lambda w: (SUMMED(X, w), SUMMED(placed, w), add(pending, w), add(X, w)))
+    got = fn(np.float32(2))
+    jax.tree.map(np.testing.assert_array_equal, list(got), [240, 240, 2 * X, 2 * X])
+
+
 def test_the_plan_shows_the_collectives_of_a_region_and_their_line():
     plan = mp.jit(lambda x, w: SUMMED(x, w) * 2, mesh=MESH_2X4).plan(X, np.float32(3))
     assert plan.counts() == {"all_reduce": 1}
