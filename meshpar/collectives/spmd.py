@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from meshpar._jax import is_tracing
 from meshpar.collectives.region import Region, current_region
 from meshpar.collectives.region_program import RegionProgram, new_axes
 from meshpar.compiler.arguments import asked_layouts, leaf_names, mesh_for
@@ -94,18 +95,26 @@ class Spmd:
         self._fn, self._mesh, self._axes = fn, mesh, axes
         self._in, self._out = in_placements, out_placements
         self._programs: dict[Hashable, RegionProgram] = {}
+        self._last: tuple[Any, RegionProgram] | None = None
         self._name = getattr(fn, "__name__", type(fn).__name__)
 
     def __call__(self, *args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        if self._last is not None and self._last[0] == tree and not is_tracing():
+            again = self._last[1].run_again(leaves)
+            if again is not None:
+                return again
         with self._named():
-            leaves, program = self._prepared(args)
+            program = self._prepared(args, leaves, tree)
+            if not is_tracing():
+                self._last = (tree, program)
             return program.run(leaves)
 
     def lower(self, *args: Any) -> Any:
         """The lowered program for these arguments, as `jax.jit(...).lower` gives it."""
         with self._named():
-            leaves, program = self._prepared(args)
-            return program.lower(leaves)
+            leaves, tree = jax.tree.flatten(args)
+            return self._prepared(args, leaves, tree).lower(leaves)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -115,9 +124,8 @@ class Spmd:
         except MeshparError as error:
             raise error.within(where) if where not in str(error) else error from None
 
-    def _prepared(self, args: tuple[Any, ...]) -> tuple[list[Any], RegionProgram]:
-        leaves, tree = jax.tree.flatten(args)
-        leaves = [x if hasattr(x, "shape") else _as_argument(x) for x in leaves]
+    def _prepared(self, args: tuple[Any, ...], leaves: list[Any], tree: Any) -> RegionProgram:
+        leaves[:] = [x if hasattr(x, "shape") else _as_argument(x) for x in leaves]
         outer = current_region()
         mesh = outer.mesh if outer and not self._mesh else self._mesh
         mesh = mesh_for(leaves, mesh, f"mp.spmd({self._name})")
@@ -128,11 +136,11 @@ class Spmd:
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = (tree, region, tuple(layouts), kinds)
         if outer is None and key in self._programs:
-            return leaves, self._programs[key]
+            return self._programs[key]
         program = RegionProgram(self._fn, region, tree, layouts, self._out)
         if outer is None:  # else it belongs to the program of the region outside
             self._programs[key] = program
-        return leaves, program
+        return program
 
     def _covered(self, mesh: ProcessMesh) -> tuple[str, ...]:
         outer = current_region()
