@@ -261,7 +261,7 @@ def closed(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 # An annotation's line is the user's, not the one in meshpar that binds the primitive.
-for _room in ("_jax.py", "compiler", "placements"):
+for _room in ("_jax.py", "collectives", "compiler", "placements"):
     _source_info_util.register_exclusion(os.path.join(os.path.dirname(__file__), _room))
 
 
@@ -280,11 +280,6 @@ def _shown(file_name: str) -> str:
     shell = getattr(builtins, "get_ipython", lambda: None)()
     label = None if shell is None else shell.compile.format_code_name(file_name)
     return os.path.basename(file_name) if label is None else label[1]
-
-
-def hide_frames(folder: str) -> None:
-    """Leaves a folder's files out when JAX says which line of the user's an equation comes from."""
-    _source_info_util.register_exclusion(folder + os.sep)
 
 
 def bind_at(eqn: Any, *operands: Any, **params: Any) -> list[Any]:

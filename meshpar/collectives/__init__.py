@@ -5,9 +5,3 @@ Between processes, after `init_parallel_env()`, a rank is a process, and a colle
 compiled program of its own, in `between`. The public functions (`operations`, `point_to_point`,
 `objects`, `synchronize`, `stream`) check their arguments and call the one or the other.
 """
-
-import os
-
-from meshpar._jax import hide_frames
-
-hide_frames(os.path.dirname(__file__))  # a plan shows the line that calls a collective
