@@ -24,11 +24,13 @@ _HOME = {
             "reduce_scatter scatter"
         ),
         "meshpar.collectives.p2p_op": "P2POp",
+        "meshpar.collectives.parallel_env": "ParallelEnv",
         "meshpar.collectives.point_to_point": "batch_isend_irecv irecv isend recv send",
         "meshpar.collectives.processes": "is_initialized",
         "meshpar.collectives.ranks": "get_rank get_world_size",
         "meshpar.collectives.reduce_op": "ReduceOp",
         "meshpar.collectives.spmd": "spmd",
+        "meshpar.collectives.start": "init_parallel_env",
         "meshpar.collectives.synchronize": "barrier wait",
         "meshpar.collectives.task": "Task",
         "meshpar.compiler.check": "check",
@@ -37,7 +39,10 @@ _HOME = {
         "meshpar.compiler.jit": "jit",
         "meshpar.compiler.operations.registry": "Operation infer_reference",
         "meshpar.compiler.no_rule": "NoRuleWarning",
-        "meshpar.errors": "CollectiveError DistTensorError MeshError MeshparError PlacementError",
+        "meshpar.errors": (
+            "CollectiveError CollectiveTimeout DistTensorError MeshError MeshparError PeerError "
+            "PlacementError"
+        ),
         "meshpar.host_devices": "set_host_device_count",
         "meshpar.launch.spawn": "SpawnContext SpawnError spawn",
         "meshpar.mesh": "Group ProcessMesh get_mesh set_mesh",

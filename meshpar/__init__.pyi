@@ -27,6 +27,7 @@ from meshpar.collectives.operations import reduce as reduce
 from meshpar.collectives.operations import reduce_scatter as reduce_scatter
 from meshpar.collectives.operations import scatter as scatter
 from meshpar.collectives.p2p_op import P2POp as P2POp
+from meshpar.collectives.parallel_env import ParallelEnv as ParallelEnv
 from meshpar.collectives.point_to_point import batch_isend_irecv as batch_isend_irecv
 from meshpar.collectives.point_to_point import irecv as irecv
 from meshpar.collectives.point_to_point import isend as isend
@@ -37,6 +38,7 @@ from meshpar.collectives.ranks import get_rank as get_rank
 from meshpar.collectives.ranks import get_world_size as get_world_size
 from meshpar.collectives.reduce_op import ReduceOp as ReduceOp
 from meshpar.collectives.spmd import spmd as spmd
+from meshpar.collectives.start import init_parallel_env as init_parallel_env
 from meshpar.collectives.synchronize import barrier as barrier
 from meshpar.collectives.synchronize import wait as wait
 from meshpar.collectives.task import Task as Task
@@ -51,9 +53,11 @@ from meshpar.compiler.no_rule import NoRuleWarning as NoRuleWarning
 from meshpar.compiler.operations.registry import Operation as Operation
 from meshpar.compiler.operations.registry import infer_reference as infer_reference
 from meshpar.errors import CollectiveError as CollectiveError
+from meshpar.errors import CollectiveTimeout as CollectiveTimeout
 from meshpar.errors import DistTensorError as DistTensorError
 from meshpar.errors import MeshError as MeshError
 from meshpar.errors import MeshparError as MeshparError
+from meshpar.errors import PeerError as PeerError
 from meshpar.errors import PlacementError as PlacementError
 from meshpar.host_devices import set_host_device_count as set_host_device_count
 from meshpar.launch.spawn import SpawnContext as SpawnContext

@@ -15,6 +15,8 @@ from typing import Any, Generic, NoReturn, TypeGuard, TypeVar
 import jax
 import jax.extend.core as jex_core
 from jax import lax
+from jax._src import array as _array
+from jax._src import clusters as _clusters
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import dtypes as _dtypes
@@ -360,6 +362,56 @@ def is_backward(eqn: Any) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What `jax.distributed` reads from a cluster's environment.
+
+    Args:
+      name: the kind of cluster, as JAX calls it.
+      coordinator_address: `host:port` of process 0.
+      num_processes: the number of processes.
+      process_id: the number of this one.
+      local_process_id: its number on its node, where the cluster tells it.
+      local_device_ids: the devices that it may use; `None` means all.
+    """
+
+    name: str
+    coordinator_address: str
+    num_processes: int
+    process_id: int
+    local_process_id: int | None
+    local_device_ids: tuple[int, ...] | None
+
+
+def detected_cluster() -> Cluster | None:
+    """The cluster that this process runs in: Slurm, Open MPI, Kubernetes, Cloud TPU, or none."""
+    kinds = _clusters.ClusterEnv._cluster_types
+    kind = next((k for k in kinds if not k.opt_in_only_method and k.is_env_present()), None)
+    if kind is None:
+        return None
+    address, size, rank, devices = kind.auto_detect_unset_distributed_params(
+        None, None, None, None, None, 300
+    )
+    assert address is not None and size is not None and rank is not None, f"{kind} knows no place"
+    local = kind.get_local_process_id()
+    return Cluster(
+        kind.__name__, address, size, rank, local, None if devices is None else tuple(devices)
+    )
+
+
 def key_value_client() -> Any:
     """The client of `jax.distributed`'s key-value store; `None` where it is not running."""
     return _distributed.global_state.client
+
+
+def coordinator_address() -> str | None:
+    """`host:port` of `jax.distributed`'s service; `None` where it is not running."""
+    return _distributed.global_state.coordinator_address
+
+
+def like_uncommitted(x: jax.Array, model: jax.Array) -> jax.Array:
+    """`x`, free to move to another device where `model` is: what JAX calls uncommitted."""
+    if getattr(model, "committed", True):
+        return x
+    block: Any = x
+    return _array.ArrayImpl(x.aval, x.sharding, [block], committed=False, _skip_checks=True)

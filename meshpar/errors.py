@@ -56,6 +56,14 @@ class CollectiveError(MeshparError):
     """A collective whose arguments do not fit its group, or that has no ranks to run between."""
 
 
+class CollectiveTimeout(CollectiveError):
+    """A collective between processes to which not all ranks have come in time."""
+
+
+class PeerError(CollectiveError):
+    """A collective between processes one of which is not there any more."""
+
+
 def message(headline: str, /, **facts: object) -> str:
     """Lays out an error message: a headline, then one aligned line a fact.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshpar._jax import is_key_array
 from meshpar.errors import CollectiveError
@@ -29,9 +30,34 @@ def as_array(x: Any) -> jax.Array:
             instead="mp.reshard(x, mesh, placements) changes how it lies; mp.spmd takes it apart",
         )
     try:
+        if isinstance(x, np.ndarray):
+            _check_narrowing(x)
         return jnp.asarray(x)
-    except TypeError:
+    except (TypeError, OverflowError):
         raise CollectiveError(f"{x!r} is no array.") from None
+
+
+def _check_narrowing(x: np.ndarray) -> None:
+    """Checks that an array of 64 bits keeps its numbers where JAX makes one of 32 bits of it.
+
+    Floats are rounded, as everywhere in JAX; a whole number is never another one, and a float is
+    not infinite of a sudden.
+    """
+    kept = jax.dtypes.canonicalize_dtype(x.dtype)
+    if kept == x.dtype or not x.size:
+        return
+    if np.issubdtype(kept, np.integer):
+        limits = np.iinfo(kept)
+        fits = x.min() >= limits.min and x.max() <= limits.max
+    else:
+        with np.errstate(over="ignore"):
+            fits = bool((np.isfinite(x.astype(kept)) == np.isfinite(x)).all())
+    if not fits:
+        raise CollectiveError(
+            f"the array is {x.dtype}, and {kept} does not hold its numbers.",
+            because="JAX makes arrays of 32 bits of those of 64 where jax_enable_x64 is off",
+            instead='jax.config.update("jax_enable_x64", True) at the start, on all ranks',
+        )
 
 
 def moving(operation: Callable[..., Any], *leaves: Any) -> Any:

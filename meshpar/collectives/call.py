@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -32,12 +32,14 @@ class Call:
       region: the region it is called in; `None` between processes.
       group: the group; between processes one of process ranks.
       timeout: seconds, where a limit was given.
+      arguments: what errors show.
     """
 
     name: str
     region: Region | None
     group: Group
     timeout: float | None
+    arguments: Mapping[str, Any]
 
     @property
     def place(self) -> ModuleType:
@@ -48,9 +50,23 @@ class Call:
         """An operation of that module, over this call's group and within its time limit."""
         return getattr(self.place, operation)(*args, self.group, self.timeout, **named)
 
-    def done(self, result: Any, sync_op: bool) -> Any:
-        """The result itself, or a task that holds it."""
-        return result if sync_op else Task(result)
+    def done(
+        self, work: Callable[[], Any], sync_op: bool, pair: tuple[int, int] | None = None
+    ) -> Any:
+        """The result of `work`, or a task that will have it.
+
+        Args:
+          work: runs this call's operations.
+          sync_op: whether the caller waits. A region is one program, which waits where it must.
+          pair: sender and receiver of a message.
+        """
+        if sync_op:
+            return work()
+        if self.region is not None:
+            return Task(work())
+
+        pending = between.start(work, pair or self.group.ranks, self.timeout, pair=pair is not None)
+        return Task(started=_Started(pending, self))
 
     def check_rank(self, what: str, rank: Any) -> None:
         """Checks that a rank is a member of the group; see `check_member`."""
@@ -87,6 +103,26 @@ class Call:
         self.check_length(what, target)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class _Started:
+    """A call that was started, whose errors name it when it is waited for."""
+
+    pending: between.Pending
+    call: Call
+
+    def result(self) -> Any:
+        try:
+            return self.pending.result()
+        except MeshparError as error:
+            raise _named(error, self.call.name, self.call.group, self.call.arguments) from None
+
+    def done(self) -> bool:
+        return self.pending.done()
+
+    def __repr__(self) -> str:
+        return f"<{self.call.name}, {'ended' if self.done() else 'on its way'}>"
+
+
 @contextlib.contextmanager
 def calling(
     name: str,
@@ -120,10 +156,16 @@ def calling(
                 instead="leave `timeout` out",
             )
         limit = seconds(timeout) or chosen.timeout
-        yield Call(name, region, chosen, limit)
+        yield Call(name, region, chosen, limit, arguments)
     except MeshparError as error:
-        facts = {label: _described(value) for label, value in arguments.items()}
-        raise error.within(name, **facts, group="the world" if group is None else group) from None
+        raise _named(error, name, group, arguments) from None
+
+
+def _named(
+    error: MeshparError, name: str, group: Group | None, arguments: Mapping[str, Any]
+) -> MeshparError:
+    facts = {label: _described(value) for label, value in arguments.items()}
+    return error.within(name, **facts, group="the world" if group is None else group)
 
 
 def _described(value: Any) -> str:

@@ -13,6 +13,7 @@ import jax
 from meshpar._jax import is_tracer
 from meshpar.collectives import processes
 from meshpar.collectives.region import Region, current_region
+from meshpar.collectives.start import leave
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group, ranked_devices
 
@@ -116,16 +117,19 @@ def get_group(id: int = 0) -> Group | None:
 
 
 def destroy_process_group(group: Group | None = None) -> None:
-    """Forgets a group made by `new_group`; without `group`, all of them.
+    """Forgets a group made by `new_group`; without `group`, or with the world, leaves the job.
+
+    All processes leave together: each waits for the others. Their arrays stay, until another
+    `init_parallel_env` starts JAX's devices anew.
 
     Raises:
       CollectiveError: the group is not known (any more).
 
-    Follows `paddle.distributed.destroy_process_group` (3.3.1); the processes stay connected until
-    they end.
+    Follows `paddle.distributed.destroy_process_group` (3.3.1).
     """
     if group is None or group.id == 0:
         _groups.by_id.clear()
+        leave()
         return
     if group.id is None or _groups.by_id.pop(group.id, None) is None:
         raise CollectiveError(

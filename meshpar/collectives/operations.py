@@ -73,7 +73,7 @@ def all_reduce(
             x = as_array(leaf)
             return call.run("all_reduce", x, check_reduction(op, x))
 
-        return call.done(jax.tree.map(one, tensor), sync_op)
+        return call.done(lambda: jax.tree.map(one, tensor), sync_op)
 
 
 def reduce(
@@ -112,7 +112,7 @@ def reduce(
             x = as_array(leaf)
             return call.run("reduce", x, dst, check_reduction(op, x))
 
-        return call.done(jax.tree.map(one, tensor), sync_op)
+        return call.done(lambda: jax.tree.map(one, tensor), sync_op)
 
 
 def broadcast(
@@ -147,7 +147,7 @@ def broadcast(
         def one(leaf: Any) -> jax.Array:
             return moving(lambda x: call.run("broadcast", x, src), leaf)
 
-        return call.done(jax.tree.map(one, tensor), sync_op)
+        return call.done(lambda: jax.tree.map(one, tensor), sync_op)
 
 
 def all_gather(
@@ -182,8 +182,11 @@ def all_gather(
     target, source = (None, tensor_list) if tensor is None else (tensor_list, tensor)
     with calling("all_gather(tensor)", group, timeout, tensor=source) as call:
         call.check_target("tensor_list", target)
-        gathered = per_leaf(lambda leaf: moving(partial(call.run, "all_gather"), leaf), source)
-        return call.done(filled(target, gathered), sync_op)
+
+        def one(leaf: Any) -> list[jax.Array]:
+            return moving(partial(call.run, "all_gather"), leaf)
+
+        return call.done(lambda: filled(target, per_leaf(one, source)), sync_op)
 
 
 def gather(
@@ -221,8 +224,11 @@ def gather(
         def one(leaf: Any) -> list[jax.Array]:
             return moving(lambda x: call.run("gather", x, dst), leaf)
 
-        gathered = per_leaf(one, tensor)
-        return call.done(filled(gather_list if gathered else None, gathered), sync_op)
+        def gathered() -> list[Any]:
+            values = per_leaf(one, tensor)
+            return filled(gather_list if values else None, values)
+
+        return call.done(gathered, sync_op)
 
 
 def scatter(
@@ -271,7 +277,7 @@ def scatter(
             def received(leaf: Any) -> jax.Array:
                 return moving(lambda x: call.run("scatter", None, src, like=x), leaf)
 
-            return call.done(jax.tree.map(received, tensor), sync_op)
+            return call.done(lambda: jax.tree.map(received, tensor), sync_op)
         items = _items(call, "tensor_list", tensor_list)
         check_alike("tensor_list", items, tensor)
         like = items[0] if tensor is None else tensor
@@ -279,7 +285,7 @@ def scatter(
         def one(*leaves: Any) -> jax.Array:
             return moving(lambda x, *xs: call.run("scatter", xs, src, like=x), *leaves)
 
-        return call.done(jax.tree.map(one, like, *items), sync_op)
+        return call.done(lambda: jax.tree.map(one, like, *items), sync_op)
 
 
 def reduce_scatter(
@@ -323,7 +329,7 @@ def reduce_scatter(
             xs = [as_array(leaf) for leaf in leaves]
             return call.run("reduce_scatter", xs, check_reduction(op, xs[0]))
 
-        return call.done(jax.tree.map(one, *items), sync_op)
+        return call.done(lambda: jax.tree.map(one, *items), sync_op)
 
 
 def alltoall(
@@ -366,10 +372,13 @@ def alltoall(
         def one(*leaves: Any) -> list[jax.Array]:
             return moving(lambda *xs: call.run("alltoall", xs), *leaves)
 
-        moved = per_leaf(one, *items)
-        if target is None and hasattr(source, "shape"):
-            return call.done(jnp.concatenate(moved), sync_op)
-        return call.done(filled(target, moved), sync_op)
+        def moved() -> Any:
+            values = per_leaf(one, *items)
+            if target is None and hasattr(source, "shape"):
+                return jnp.concatenate(values)
+            return filled(target, values)
+
+        return call.done(moved, sync_op)
 
 
 def alltoall_single(
@@ -413,7 +422,7 @@ def alltoall_single(
     with calling("alltoall_single(in_tensor)", group, timeout, in_tensor=source) as call:
         x = as_array(source)
         sizes = checked_split_sizes(x, in_split_sizes, out_split_sizes, like, call)
-        return call.done(call.run("alltoall_single", x, *sizes), sync_op)
+        return call.done(lambda: call.run("alltoall_single", x, *sizes), sync_op)
 
 
 def _items(call: Call, what: str, given: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from meshpar.collectives.arrays import as_array
 from meshpar.collectives.call import calling
 from meshpar.collectives.groups import check_member, process_group_of, seconds, world
 from meshpar.collectives.p2p_op import P2POp
+from meshpar.collectives.processes import process_rank
 from meshpar.collectives.region import current_region
 from meshpar.collectives.task import Task
 from meshpar.errors import CollectiveError, MeshparError
@@ -52,8 +53,11 @@ def send(
     """
     with calling("send(tensor)", group, timeout, tensor=tensor, dst=dst) as call:
         call.check_rank("dst", dst)
-        jax.tree.map(lambda x: call.run("send", as_array(x), dst), tensor)
-        return call.done(None, sync_op)
+
+        def sent() -> None:
+            jax.tree.map(lambda x: call.run("send", as_array(x), dst), tensor)
+
+        return call.done(sent, sync_op, (process_rank(), dst))
 
 
 def recv(
@@ -83,8 +87,11 @@ def recv(
     """
     with calling("recv(tensor)", group, timeout, tensor=tensor, src=src) as call:
         call.check_rank("src", src)
-        got = jax.tree.map(lambda x: call.run("recv", as_array(x), src), tensor)
-        return call.done(got, sync_op)
+
+        def got() -> Any:
+            return jax.tree.map(lambda x: call.run("recv", as_array(x), src), tensor)
+
+        return call.done(got, sync_op, (src, process_rank()))
 
 
 def isend(tensor: Any, dst: int, group: Group | None = None, *, timeout: Timeout = None) -> Task:
@@ -139,24 +146,21 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp], *, timeout: Timeout = None) 
     try:
         if not operations or not all(isinstance(op, P2POp) for op in operations):
             raise CollectiveError("p2p_op_list is a list of one or more mp.P2POp.")
-        if current_region() is None:
-            results = _between_processes(operations, seconds(timeout))
-        else:
-            results = inside.batch_isend_irecv(operations, seconds(timeout))
+        limit = seconds(timeout)
+        if current_region() is not None:
+            return [Task(result) for result in inside.batch_isend_irecv(operations, limit)]
+        pending = between.batch_isend_irecv(_among_processes(operations), limit)
+        return [Task(started=one) for one in pending]
     except MeshparError as error:
         raise error.within("batch_isend_irecv(p2p_op_list)") from None
-    return [Task(result) for result in results]
 
 
-def _between_processes(operations: Sequence[P2POp], timeout: float | None) -> list[Any]:
-    """The operations with one array each; their results as the trees that they were."""
+def _among_processes(operations: Sequence[P2POp]) -> list[P2POp]:
+    """The operations with groups of processes, and peers that are in them."""
     everyone = world()
-    single: list[P2POp] = []
+    out: list[P2POp] = []
     for op in operations:
         group = process_group_of(op.group or everyone)
         check_member(f"the peer of {op.kind}", op.peer, group, None)
-        single += [
-            replace(op, tensor=as_array(leaf), group=group) for leaf in jax.tree.leaves(op.tensor)
-        ]
-    results = iter(between.batch_isend_irecv(single, timeout))
-    return [jax.tree.map(lambda _: next(results), op.tensor) for op in operations]
+        out.append(replace(op, tensor=jax.tree.map(as_array, op.tensor), group=group))
+    return out

@@ -40,6 +40,10 @@ def _check(name: str, sync_op: bool, use_calc_stream: bool) -> None:
         )
 
 
+def _task(result: Any, sync_op: bool) -> Task:
+    return result if isinstance(result, Task) else Task(result, sync_op)
+
+
 def all_reduce(
     tensor: Any,
     op: ReduceOp | int = ReduceOp.SUM,
@@ -49,7 +53,7 @@ def all_reduce(
 ) -> Task:
     """`mp.all_reduce` as a task."""
     _check("all_reduce", sync_op, use_calc_stream)
-    return Task(operations.all_reduce(tensor, op, group), sync_op)
+    return _task(operations.all_reduce(tensor, op, group, sync_op), sync_op)
 
 
 def reduce(
@@ -62,7 +66,7 @@ def reduce(
 ) -> Task:
     """`mp.reduce` as a task."""
     _check("reduce", sync_op, use_calc_stream)
-    return Task(operations.reduce(tensor, dst, op, group), sync_op)
+    return _task(operations.reduce(tensor, dst, op, group, sync_op), sync_op)
 
 
 def broadcast(
@@ -74,7 +78,7 @@ def broadcast(
 ) -> Task:
     """`mp.broadcast` as a task."""
     _check("broadcast", sync_op, use_calc_stream)
-    return Task(operations.broadcast(tensor, src, group), sync_op)
+    return _task(operations.broadcast(tensor, src, group, sync_op), sync_op)
 
 
 def all_gather(
@@ -86,7 +90,7 @@ def all_gather(
 ) -> Task:
     """`mp.all_gather` as a task."""
     _check("all_gather", sync_op, use_calc_stream)
-    return Task(operations.all_gather(tensor_or_tensor_list, tensor, group), sync_op)
+    return _task(operations.all_gather(tensor_or_tensor_list, tensor, group, sync_op), sync_op)
 
 
 def gather(
@@ -99,7 +103,7 @@ def gather(
 ) -> Task:
     """`mp.gather` as a task."""
     _check("gather", sync_op, use_calc_stream)
-    return Task(operations.gather(tensor, gather_list, dst, group), sync_op)
+    return _task(operations.gather(tensor, gather_list, dst, group, sync_op), sync_op)
 
 
 def scatter(
@@ -112,7 +116,7 @@ def scatter(
 ) -> Task:
     """`mp.scatter` as a task."""
     _check("scatter", sync_op, use_calc_stream)
-    return Task(operations.scatter(tensor, tensor_or_tensor_list, src, group), sync_op)
+    return _task(operations.scatter(tensor, tensor_or_tensor_list, src, group, sync_op), sync_op)
 
 
 def reduce_scatter(
@@ -125,7 +129,9 @@ def reduce_scatter(
 ) -> Task:
     """`mp.reduce_scatter` as a task."""
     _check("reduce_scatter", sync_op, use_calc_stream)
-    return Task(operations.reduce_scatter(tensor, tensor_or_tensor_list, op, group), sync_op)
+    return _task(
+        operations.reduce_scatter(tensor, tensor_or_tensor_list, op, group, sync_op), sync_op
+    )
 
 
 def alltoall(
@@ -137,8 +143,10 @@ def alltoall(
 ) -> Task:
     """`mp.alltoall` as a task."""
     _check("alltoall", sync_op, use_calc_stream)
-    result = operations.alltoall(out_tensor_or_tensor_list, in_tensor_or_tensor_list, group)
-    return Task(result, sync_op)
+    result = operations.alltoall(
+        out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op
+    )
+    return _task(result, sync_op)
 
 
 def alltoall_single(
@@ -153,9 +161,9 @@ def alltoall_single(
     """`mp.alltoall_single` as a task; as in Paddle, `out_split_sizes` comes first here."""
     _check("alltoall_single", sync_op, use_calc_stream)
     result = operations.alltoall_single(
-        out_tensor, in_tensor, in_split_sizes, out_split_sizes, group
+        out_tensor, in_tensor, in_split_sizes, out_split_sizes, group, sync_op
     )
-    return Task(result, sync_op)
+    return _task(result, sync_op)
 
 
 def send(
@@ -167,7 +175,7 @@ def send(
 ) -> Task:
     """`mp.send` as a task."""
     _check("send", sync_op, use_calc_stream)
-    return Task(point_to_point.send(tensor, dst, group), sync_op)
+    return _task(point_to_point.send(tensor, dst, group, sync_op), sync_op)
 
 
 def recv(
@@ -179,4 +187,4 @@ def recv(
 ) -> Task:
     """`mp.recv` as a task."""
     _check("recv", sync_op, use_calc_stream)
-    return Task(point_to_point.recv(tensor, src, group), sync_op)
+    return _task(point_to_point.recv(tensor, src, group, sync_op), sync_op)

@@ -3,46 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from meshpar._jax import is_tracer
 
-__all__ = ["Task"]
+__all__ = ["Started", "Task"]
+
+
+class Started(Protocol):
+    """A call that runs in another thread."""
+
+    def result(self) -> Any:
+        """Waits for its result, or raises its error."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What `sync_op=False` and `mp.stream` give: arrays that JAX is still computing.
+    """What `sync_op=False` and `mp.stream` give: a result that may still be on its way.
 
     Args:
-      result: the arrays, as the call would return them.
+      value: the arrays, as the call would return them, where it has returned.
       sync: whether the call was made with `sync_op=True`.
-
-    Arrays are ordered by data: using `result` is always right, with or without `wait`.
+      started: the call, where it still runs: one between processes with `sync_op=False`.
 
     Follows the tasks of `paddle.distributed` (3.3.1).
     """
 
-    result: Any
+    value: Any = None
     sync: bool = False
+    started: Started | None = None
+
+    @property
+    def result(self) -> Any:
+        """The arrays, as the call would return them; waits until they are there."""
+        return self.value if self.started is None else self.started.result()
 
     def wait(self) -> Any:
-        """Waits for the arrays and returns them; inside a region there is nothing to wait for."""
-        if not self._is_traced():
-            jax.block_until_ready(self.result)
-        return self.result
+        """Waits for the arrays and returns them; inside a region there is nothing to wait for.
+
+        Raises:
+          CollectiveError: what the call would have raised.
+        """
+        result = self.result
+        return result if self._is_traced() else jax.block_until_ready(result)
 
     def synchronize(self) -> None:
         """Waits for the arrays."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the arrays are there; inside a region always, as they are values of a program."""
+        """Whether the call has ended; inside a region always, as it gives values of a program."""
+        if self.started is not None:
+            return self.started.done()
         if self._is_traced():
             return True
-        arrays: list[Any] = [x for x in jax.tree.leaves(self.result) if isinstance(x, jax.Array)]
+        arrays: list[Any] = [x for x in jax.tree.leaves(self.value) if isinstance(x, jax.Array)]
         return all(x.is_ready() for x in arrays)  # which JAX's stubs do not show
 
     def is_sync(self) -> bool:
@@ -50,4 +72,4 @@ class Task:
         return self.sync
 
     def _is_traced(self) -> bool:
-        return any(is_tracer(x) for x in jax.tree.leaves(self.result))
+        return any(is_tracer(x) for x in jax.tree.leaves(self.value))

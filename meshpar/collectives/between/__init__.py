@@ -1,16 +1,30 @@
-"""Collectives between processes, which do not exist yet: each raises `NotImplementedError`.
+"""Collectives between processes: a rank is a process, and its arrays are its own.
 
-The signatures are those of `meshpar.collectives.inside`; `x` is one array of this process.
+The operations take and give single arrays on this process's devices, a group of process ranks and a
+time limit in seconds; they are what `meshpar.collectives.inside` has for regions.
+
+A call is agreed on once (`agreement`), compiled once (`programs`), run in its turn (`engine`,
+`lane`) and watched (`watch`). Processes first meet by socket (`meeting`); the connections stay, so
+that a rank that dies is noticed and named at once (`peers`). What else they tell each other goes
+through the key-value store of `jax.distributed` (`store`).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-from meshpar.collectives.p2p_op import P2POp
+from meshpar.collectives.between.engine import Pending, start
+from meshpar.collectives.between.exchange import alltoall, alltoall_single
+from meshpar.collectives.between.messages import batch_isend_irecv, recv, send
+from meshpar.collectives.between.movement import all_gather, broadcast, gather, scatter
+from meshpar.collectives.between.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from meshpar.collectives.between.reductions import all_reduce, barrier, reduce, reduce_scatter
 
 __all__ = [
+    "Pending",
     "all_gather",
     "all_gather_object",
     "all_reduce",
@@ -30,36 +44,5 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "start",
 ]
-
-
-def _missing(name: str) -> Callable[..., NoReturn]:
-    def operation(*args: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} between processes")
-
-    return operation
-
-
-all_reduce = _missing("all_reduce")  # (x, op, group, timeout) -> Array
-reduce = _missing("reduce")  # (x, dst, op, group, timeout) -> Array, the input where not dst
-broadcast = _missing("broadcast")  # (x, src, group, timeout) -> Array
-all_gather = _missing("all_gather")  # (x, group, timeout) -> list of arrays, in group rank order
-gather = _missing("gather")  # (x, dst, group, timeout) -> list of arrays, empty where not dst
-scatter = _missing("scatter")  # (xs | None, src, group, timeout, like) -> Array
-reduce_scatter = _missing("reduce_scatter")  # (xs, op, group, timeout) -> Array
-alltoall = _missing("alltoall")  # (xs, group, timeout) -> list of arrays
-alltoall_single = _missing("alltoall_single")  # (x, in_sizes, out_sizes, group, timeout) -> Array
-send = _missing("send")  # (x, dst, group, timeout) -> None
-recv = _missing("recv")  # (like, src, group, timeout) -> Array
-barrier = _missing("barrier")  # (group, timeout) -> None
-all_gather_object = _missing("all_gather_object")  # (object, group, timeout) -> list of objects
-gather_object = _missing("gather_object")  # (object, dst, group, timeout) -> list of objects
-broadcast_object_list = _missing("broadcast_object_list")  # (objects, src, group, timeout) -> list
-scatter_object_list = _missing("scatter_object_list")  # (objects, src, group, timeout) -> object
-send_object_list = _missing("send_object_list")  # (objects, dst, group, timeout) -> None
-recv_object_list = _missing("recv_object_list")  # (count, src, group, timeout) -> list
-
-
-def batch_isend_irecv(operations: Sequence[P2POp], timeout: float | None) -> list[Any]:
-    """Each operation is a `P2POp`; gives one result for each, what `irecv` received."""
-    raise NotImplementedError("batch_isend_irecv between processes")
