@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -15,12 +16,15 @@ from meshpar.models import (
     MLP,
     Decoder,
     DecoderConfig,
+    Encoder,
+    EncoderConfig,
     GPT2Config,
     MLPConfig,
     ResNet,
     ResNetConfig,
     axes_for,
     cross_entropy,
+    mean_embedding,
     rules_for,
 )
 from meshpar.placements.layout import Layout
@@ -61,6 +65,12 @@ def model_named(name, *, scan=False):
             vocab_size=64, num_layers=2, model_dim=32, num_heads=8, max_seq_len=16, scan_layers=scan
         )
         return GPT2(config, rngs=rngs)
+    if name == "encoder":
+        config = EncoderConfig(
+            vocab_size=64, num_layers=2, model_dim=32, num_heads=8, hidden_dim=64, max_seq_len=16,
+            scan_layers=scan,
+        )  # fmt: skip
+        return Encoder(config, rngs=rngs)
     if name == "mlp":
         return MLP(MLPConfig(dims=(16, 32, 32, 16)), rngs=rngs)
     return ResNet(ResNetConfig(stages=(1, 1), width=8), rngs=rngs)
@@ -78,8 +88,34 @@ def batch_for(name):
     return {"x": tokens, "y": np.roll(tokens, -1, 1)}
 
 
+def loss_of(model, batch):
+    """Cross entropy; the encoder tells which two sentences of the batch belong together."""
+    if not isinstance(model, Encoder):
+        return cross_entropy(model(batch["x"]), batch["y"])
+    lhs, rhs = (
+        mean_embedding(model(tokens, tokens > 3), tokens > 3) for tokens in (batch["x"], batch["y"])
+    )
+    return cross_entropy(lhs @ rhs.T, jnp.arange(lhs.shape[0]))
+
+
+def forward(name, mesh, *, scan=False):
+    """The loss alone: (params, rest, batch) -> loss."""
+    graph, *_ = nnx.split(model_named(name, scan=scan), nnx.Param, ...)
+    step = train_step(name, mesh, scan=scan)
+
+    def loss(params, rest, batch):
+        return loss_of(nnx.merge(graph, params, rest, copy=True), batch)
+
+    params, _, rest, batch = zip(step.args, step.layouts, strict=True)
+    args, layouts = zip(params, rest, batch, strict=True)
+    return Step(loss, args, layouts)
+
+
 def train_step(name, mesh, *, zero=0, scan=False):
-    """The step of a model on a mesh, its state placed by the model's rules and a ZeRO stage."""
+    """The step of a model on a mesh, its state placed by the model's rules and a ZeRO stage.
+
+    From stage 2 on the gradients are cut as the optimizer's state is.
+    """
     model = model_named(name, scan=scan)
     model.train()
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
@@ -87,11 +123,16 @@ def train_step(name, mesh, *, zero=0, scan=False):
 
     def loss(params, rest, batch):
         model = nnx.merge(graph, params, rest, copy=True)
-        value = cross_entropy(model(batch["x"]), batch["y"])
+        value = loss_of(model, batch)
         return value, nnx.split(model, nnx.Param, ...)[2]
 
     def step(params, opt, rest, batch):
         (value, rest), grads = jax.value_and_grad(loss, has_aux=True)(params, rest, batch)
+        if zero >= 2:
+            grads = jax.tree_util.tree_map_with_path(
+                lambda path, x: mp.shard_tensor(x, mesh, zeroed[_path(path)].placements(mesh)),
+                grads,
+            )
         updates, opt = tx.update(grads, opt, params)
         return optax.apply_updates(params, updates), opt, rest, value
 
