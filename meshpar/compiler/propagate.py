@@ -21,6 +21,7 @@ from meshpar.compiler.decide import Decider, WishKey, wished
 from meshpar.compiler.hoist import hoist_reductions
 from meshpar.compiler.options import Wish
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
+from meshpar.compiler.priorities import prioritized
 from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
@@ -264,7 +265,11 @@ def _wishes(
     sizes: Mapping[str, int],
 ) -> dict[int, WishKey]:
     """What the operations after a value, from the last to the first, wish of it."""
-    wishes: dict[int, dict[str, int | None]] = {}
+    wishes = prioritized(
+        estimate,
+        lambda layout: _full_wish(layout, sizes),
+        lambda planned, asked: _operand_wishes(planned, asked, sizes),
+    )
 
     def add(ref: Ref, wish: Wish) -> None:
         if not isinstance(ref, Constant):

@@ -23,10 +23,17 @@ __all__ = ["PRIMITIVE", "annotate", "annotation_of"]
 
 
 def annotate(
-    x: jax.Array, mesh: ProcessMesh, layout: Layout, source: Layout | None = None
+    x: jax.Array,
+    mesh: ProcessMesh,
+    layout: Layout,
+    source: Layout | None = None,
+    priority: int | None = None,
 ) -> jax.Array:
-    """Says that the traced value `x` lies in `layout`, coming from `source` where that is known."""
-    out = _mp_layout(x, mesh=mesh, source=source, layout=layout)
+    """Says that the traced value `x` lies in `layout`, coming from `source` where that is known.
+
+    Where annotations disagree about the values before them, a lower priority is followed first.
+    """
+    out = _mp_layout(x, mesh=mesh, source=source, layout=layout, priority=priority)
     _annotations.remember(out, mesh, layout)
     return out
 
@@ -57,7 +64,12 @@ _annotations = _Annotations()
 
 
 def _program(
-    x: jax.Array, *, mesh: ProcessMesh, source: Layout | None, layout: Layout
+    x: jax.Array,
+    *,
+    mesh: ProcessMesh,
+    source: Layout | None,
+    layout: Layout,
+    priority: int | None,
 ) -> jax.Array:
     # XLA's partitioner leaves no reduction pending: the traced value is the reduced one already.
     layout = layout.without_partial()
@@ -91,7 +103,7 @@ def _lowers(params: dict[str, Any]) -> bool:
 
 
 PRIMITIVE = "mp_layout"
-"""The name of the primitive; its parameters are `mesh`, `source` and `layout`."""
+"""The name of the primitive; its parameters are `mesh`, `source`, `layout` and `priority`."""
 
 _mp_layout = linear_primitive(
     PRIMITIVE, program=_program, lowers=_lowers, transposed=_transposed, batched=_batched

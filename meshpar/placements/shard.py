@@ -47,6 +47,8 @@ def shard_tensor(
     dtype: DTypeLike | None = None,
     place: object = None,
     stop_gradient: bool | None = None,
+    *,
+    priority: int | None = None,
 ) -> HolderT: ...
 @overload
 def shard_tensor(
@@ -56,6 +58,8 @@ def shard_tensor(
     dtype: DTypeLike | None = None,
     place: object = None,
     stop_gradient: bool | None = None,
+    *,
+    priority: int | None = None,
 ) -> Value: ...
 def shard_tensor(
     data: Any,
@@ -64,6 +68,8 @@ def shard_tensor(
     dtype: DTypeLike | None = None,
     place: object = None,
     stop_gradient: bool | None = None,
+    *,
+    priority: int | None = None,
 ) -> Any:
     """Places a global value on a mesh; inside traced code, says where a value lies.
 
@@ -76,6 +82,9 @@ def shard_tensor(
       place: `None`, or a device or platform that agrees with the mesh's, such as `"cpu"`.
       stop_gradient: in traced code, `True` lets no gradient through. Arrays outside have none to
         stop: gradients exist only as results of `jax.grad`.
+      priority: in traced code, where the plan of `mp.jit` leaves open how the values before this
+        one lie and annotations disagree about it, the lowest number is followed first, and those
+        without a number last. The annotated value itself always lies as said.
 
     Returns:
       A `jax.Array` if it can hold the layout, else a `DistTensor` (a `Partial`, or a dim that the
@@ -86,6 +95,7 @@ def shard_tensor(
     Raises:
       PlacementError: too many placements, a dim out of range, a dtype that cannot be placed so.
       MeshError: the mesh names more devices than there are.
+      TypeError: a priority that is no integer.
 
     Example:
       >>> import meshpar as mp
@@ -95,15 +105,25 @@ def shard_tensor(
 
     Follows `paddle.distributed.shard_tensor` (3.3.1). Deviations: dims are checked and may be
     negative; a `Partial("max")` and its like hold the value itself on every coordinate, so that
-    reducing gives it back.
+    reducing gives it back; `priority` is ours.
     """
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+        raise TypeError(f"shard_tensor(priority={priority!r}): an integer, or None for no priority")
     if isinstance(data, Holder):
-        value = shard_tensor(data.get_value(), mesh, placements, dtype, place, stop_gradient)
+        value = shard_tensor(
+            data.get_value(), mesh, placements, dtype, place, stop_gradient, priority=priority
+        )
         return data.replace(value)
     try:
         _check_place(place, mesh)
         if is_tracer(data):
-            return _annotated(data, mesh, placements, dtype, bool(stop_gradient))
+            return _annotated(data, mesh, placements, dtype, bool(stop_gradient), priority)
+        if priority is not None:
+            raise PlacementError(
+                f"priority={priority} orders annotations in traced code, and this is an array.",
+                because="an array lies where it is placed; nothing else has a say in it",
+                instead="shard_tensor(data, mesh, placements), without priority",
+            )
         if isinstance(data, DistTensor) or _is_elsewhere(data):
             moved = reshard(data, mesh, placements)
             return moved if dtype is None else _converted(moved, dtype)
@@ -219,12 +239,13 @@ def _annotated(
     placements: Sequence[Placement],
     dtype: DTypeLike | None,
     stop_gradient: bool,
+    priority: int | None,
 ) -> jax.Array:
     if dtype is not None:
         x = x.astype(dtype)
     layout = Layout.of(placements, mesh, x.ndim)
     check_dtype(layout, x.dtype)
-    x = annotate(x, mesh, layout)
+    x = annotate(x, mesh, layout, priority=priority)
     return jax.lax.stop_gradient(x) if stop_gradient else x
 
 
