@@ -182,6 +182,7 @@ def test_scans_along_a_cut_dim():
     [
         (mp.ProcessMesh(np.arange(6).reshape(2, 3), ["a", "b"]), (4, 4, 4), [Shard(1)], (8, 8)),
         (MESH_2, (12, 8), [Shard(0)], (16, 6)),
+        (MESH_2, (12, 8), [Shard(1)], (16, 6)),
         (MESH_4, (6, 256), [Shard(0)], (1536,)),
         (MESH_2X4, (2, 12, 5), [Shard(1), Shard(1)], (24, 5)),
         (MESH_2X4, (24, 5), [Shard(0), Shard(0)], (2, 12, 5)),
