@@ -2,15 +2,11 @@
 
 import os
 
-# Before the backend starts: the count is read once. Half of a small program's compile time goes
-# into optimizing machine code that then runs a few milliseconds.
+from tests.quick_compilation import FLAGS
+
+# Before the backend starts: the count is read once.
 os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-    ]
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", *FLAGS]
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 

@@ -38,6 +38,7 @@ from tests.compiler.programs import (
     random_value,
     terms,
 )
+from tests.quick_compilation import FLAGS
 
 _GARBAGE = {"b": [False, True], "i": [-99, 77, 2**30], "f": [np.nan, np.inf, 99], "V": [np.nan, 77]}
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2}
@@ -395,9 +396,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    flags += " --xla_llvm_disable_expensive_passes=true"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    flags = ["--xla_force_host_platform_device_count=8", *FLAGS]
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_numpy_rank_promotion", "raise")
     sys.exit(main())

@@ -10,6 +10,7 @@ import textwrap
 from typing import Any
 
 from meshpar.xla_flags import with_host_devices
+from tests.quick_compilation import FLAGS
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def environment(folder, **more):
     """The environment of a launcher in tests: quick compilation, and where results go."""
     results = pathlib.Path(folder, "results")
     results.mkdir(exist_ok=True)
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags = " ".join(FLAGS)
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
