@@ -362,7 +362,7 @@ class Group:
       timeout: seconds after which a collective between processes raises; `None` leaves it to the
         watchdog.
 
-    `mp.new_group` and `ProcessMesh.group` make them.
+    `mp.new_group` and `ProcessMesh.group` make them; `mp.get_rank(group)` is Paddle's `group.rank`.
 
     Follows `paddle.distributed.communication.group.Group` (3.3.1).
     """

@@ -12,6 +12,8 @@ import numpy as np
 from meshpar._jax import is_key_array
 from meshpar.errors import CollectiveError
 from meshpar.placements.dist_tensor import DistTensor
+from meshpar.placements.layout import Layout
+from meshpar.placements.reductions import check_dtype
 
 __all__ = ["as_array", "moving"]
 
@@ -21,8 +23,11 @@ def as_array(x: Any) -> jax.Array:
 
     Raises:
       CollectiveError: it is a value distributed over a mesh, or no array at all.
+      PlacementError: it is of a dtype that XLA has no collectives for.
     """
     if isinstance(x, jax.Array):
+        if getattr(x.dtype, "kind", None) == "V":  # one of the narrow types
+            check_dtype(Layout.replicated(x.ndim), x.dtype)
         return x
     if isinstance(x, DistTensor):
         raise CollectiveError(
@@ -32,9 +37,10 @@ def as_array(x: Any) -> jax.Array:
     try:
         if isinstance(x, np.ndarray):
             _check_narrowing(x)
-        return jnp.asarray(x)
+        array = jnp.asarray(x)
     except (TypeError, OverflowError):
         raise CollectiveError(f"{x!r} is no array.") from None
+    return as_array(array)
 
 
 def _check_narrowing(x: np.ndarray) -> None:

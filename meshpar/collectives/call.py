@@ -147,8 +147,9 @@ def calling(
                 instead="mesh.group('dp'), mp.new_group([0, 1]), or None for all ranks",
             )
         if region is None:
-            world()  # raises where there are no processes
-            chosen = process_group_of(chosen)
+            if group is not None:
+                world()  # raises where there are no processes
+                chosen = process_group_of(chosen)
         elif timeout is not None:
             raise CollectiveError(
                 f"timeout={timeout!r} inside a region.",

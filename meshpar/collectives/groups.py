@@ -45,6 +45,8 @@ def new_group(
     ranks: Iterable[int] | None = None,
     backend: str | None = None,
     timeout: float | timedelta | None = None,
+    nccl_comm_init_option: int = 0,
+    nccl_config: None = None,
 ) -> Group:
     """A group of some ranks, in ascending order.
 
@@ -53,6 +55,7 @@ def new_group(
         outside. `None` takes all that are there.
       backend: JAX chooses; what it chose may be named.
       timeout: seconds (or a `timedelta`) after which its collectives between processes raise.
+      nccl_comm_init_option, nccl_config: only their defaults act; NCCL is XLA's.
 
     Returns:
       The group, also in processes that are not in it. Nothing is sent, so that processes may make
@@ -60,6 +63,7 @@ def new_group(
 
     Raises:
       CollectiveError: ranks that are negative or no integers, repeat, or are none at all.
+      NotImplementedError: an option of NCCL.
 
     Example:
       >>> new_group([2, 0]).ranks
@@ -67,6 +71,11 @@ def new_group(
 
     Follows `paddle.distributed.new_group` (3.3.1).
     """
+    if nccl_comm_init_option or nccl_config is not None:
+        raise NotImplementedError(
+            "new_group(nccl_comm_init_option, nccl_config): XLA sets NCCL up, by XLA_FLAGS and the "
+            "NCCL_* variables of the environment"
+        )
     if ranks is None:
         members = world().ranks
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from enum import IntEnum
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from meshpar._jax import is_key_array
 from meshpar.errors import CollectiveError
 
 __all__ = ["ReduceOp", "check_reduction"]
@@ -44,11 +45,11 @@ def check_reduction(op: Any, x: Any) -> ReduceOp:
     Raises:
       CollectiveError: there is no such operation, or it does not take the dtype.
     """
-    if isinstance(op, bool) or op not in tuple(ReduceOp):
+    if type(op) is not ReduceOp and (isinstance(op, bool) or op not in tuple(ReduceOp)):
         names = ", ".join(f"ReduceOp.{member.name}" for member in ReduceOp)
         raise CollectiveError(f"op={op!r} is no reduction.", because=f"there are {names}")
     member = ReduceOp(op)
-    because, instead = _refusal(member, x)
+    because, instead = _refusal(member, x.dtype)
     if because:
         raise CollectiveError(
             f"{member!r} does not take {x.dtype}.", because=because, instead=instead
@@ -56,21 +57,25 @@ def check_reduction(op: Any, x: Any) -> ReduceOp:
     return member
 
 
-def _refusal(op: ReduceOp, x: Any) -> tuple[str, str]:
-    if is_key_array(x):
+@functools.lru_cache(maxsize=256)
+def _refusal(op: ReduceOp, dtype: Any) -> tuple[str, str]:
+    """Why an operation does not take a dtype, and what to write; empty strings if it does."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return "PRNG keys are not numbers", "mp.broadcast or mp.all_gather moves keys"
-    if x.dtype.name == "float8_e8m0fnu":
+    if dtype.name == "float8_e8m0fnu":
         return "it holds neither 0 nor negative numbers", "x.astype(jnp.bfloat16)"
-    if x.dtype == jnp.bool_ and op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG):
+    if dtype == jnp.bool_ and op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG):
         return (
             "booleans are not added up; MAX is `any`, MIN is `all`",
             "op=mp.ReduceOp.MAX, or x.astype(jnp.int32) to count",
         )
-    if op is ReduceOp.AVG and not jnp.issubdtype(x.dtype, jnp.inexact):
+    if op is ReduceOp.AVG and not jnp.issubdtype(dtype, jnp.inexact):
         return (
             "the mean of integers is not an integer",
             "op=mp.ReduceOp.SUM and // mp.get_world_size(group), or x.astype(jnp.float32)",
         )
-    if op in (ReduceOp.MAX, ReduceOp.MIN) and jnp.issubdtype(x.dtype, jnp.complexfloating):
+    if op in (ReduceOp.MAX, ReduceOp.MIN) and jnp.issubdtype(dtype, jnp.complexfloating):
         return "complex numbers have no order", "x.real and x.imag, each by itself"
+    if op in (ReduceOp.MAX, ReduceOp.MIN) and dtype.name.startswith("float4"):
+        return "its 4 bits have no pattern left that could stand for NaN", "x.astype(jnp.bfloat16)"
     return "", ""

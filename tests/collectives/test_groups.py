@@ -74,6 +74,11 @@ def test_groups_that_cannot_be(arguments, message):
         mp.new_group(**arguments)
 
 
+def test_options_of_nccl_are_xla_s():
+    with pytest.raises(NotImplementedError, match="XLA sets NCCL up"):
+        mp.new_group([0], nccl_comm_init_option=1)
+
+
 def test_the_backend_is_jax_s():
     assert mp.get_backend() == "GLOO" and mp.is_available() and not mp.is_initialized()
     assert mp.new_group([0], backend="gloo").ranks == (0,)

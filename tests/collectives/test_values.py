@@ -120,6 +120,7 @@ def test_integers_wrap_around_as_on_one_device():
         ("complex64", "MAX", "complex numbers have no order"),
         ("complex64", "MIN", "complex numbers have no order"),
         ("float8_e8m0fnu", "SUM", "neither 0 nor negative"),
+        ("float4_e2m1fn", "MIN", "no pattern left that could stand for NaN"),
     ],
 )
 def test_a_reduction_that_a_dtype_does_not_have(dtype, op, reason):
@@ -130,6 +131,23 @@ def test_a_reduction_that_a_dtype_does_not_have(dtype, op, reason):
         except mp.CollectiveError as error:
             assert reason in str(error) and "instead" in str(error)
             raise
+
+
+def test_a_dtype_without_collectives_is_an_error_and_not_the_end_of_the_process():
+    with pytest.raises(mp.PlacementError, match=r"(?s)broadcast\(tensor\): int2 .*aborts"):
+        on_ranks(MESHES[2], lambda x: mp.broadcast(x.astype(jnp.int2), 0), [np.ones(2)] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "float4_e2m1fn"])
+def test_four_bits_travel(dtype):
+    given = [np.asarray([r, 1], jnp.dtype(dtype)) for r in range(4)]
+
+    def fn(x):
+        got = [mp.broadcast(x, 3), mp.all_gather(x)[2], mp.scatter(None, [x] * 4, 1)]
+        return [y.astype(jnp.float32) for y in (*got, mp.all_reduce(x))]
+
+    for got in on_ranks(MESHES[4], fn, given):
+        np.testing.assert_array_equal(got, [[3, 1], [2, 1], [1, 1], [6, 4]])
 
 
 def test_keys_travel_but_are_not_added():

@@ -55,7 +55,7 @@ def _bits(x: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     bits = jnp.finfo(x.dtype).bits
-    whole = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
+    whole = {4: jnp.uint4, 8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
     return lax.bitcast_convert_type(x, whole)
 
 
