@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshpar._jax import bind_at
-from meshpar.compiler.jit import Jitted, jit
+from meshpar._jax import bind_at, is_key_array
+from meshpar.compiler.jit import jit
 from meshpar.compiler.lower import shard_mapped
+from meshpar.compiler.plan import Plan
 from meshpar.compiler.planned import Move, PlannedProgram
 from meshpar.compiler.program import Constant, Program, Ref
 from meshpar.mesh import ProcessMesh
+from meshpar.placements.layout import Layout
 from meshpar.placements.storage import read_block
+from meshpar.placements.values import wrap
 
 __all__ = ["Difference", "check"]
 
@@ -49,8 +52,18 @@ class Difference:
         )
 
 
+class Planned(Protocol):
+    """What runs by a plan: `mp.jit` of a function, or a `DistModel`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def planned_call(self, *args: Any, **kwargs: Any) -> tuple[Plan, Sequence[jax.Array]]:
+        """The plan of a call, and the storages of all that goes in; nothing runs."""
+        ...
+
+
 def check(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | Planned,
     *args: Any,
     mesh: ProcessMesh | None = None,
     rtol: float = 1e-4,
@@ -62,7 +75,8 @@ def check(
     all of them: use small shapes. Bodies of loops count as one operation.
 
     Args:
-      fn: a function, or what `mp.jit` made of one.
+      fn: a function, what `mp.jit` made of one, or a `DistModel`, of which a step in its current
+        mode is compared; its state stays as it is.
       *args: its arguments.
       mesh: the mesh; without it that of the arguments, else the default one.
       rtol: how far a value may be off, as a part of the largest value that goes in or comes out.
@@ -78,14 +92,17 @@ def check(
       >>> mp.check(lambda x: jnp.sin(x).sum(), x) is None
       True
     """
-    partitioned = fn if isinstance(fn, Jitted) else jit(fn, mesh=mesh)
-    plan = partitioned.plan(*args, **kwargs)
-    lowering = partitioned.lowering(*args, **kwargs)
-    leaves = jax.tree.leaves((args, kwargs))
+    by_plan = cast(Planned, fn if hasattr(fn, "planned_call") else jit(fn, mesh=mesh))
+    plan, given = by_plan.planned_call(*args, **kwargs)
     watched = _watching(plan.planned)
-    program = jax.jit(shard_mapped(watched, plan.mesh))
-    storages = program(*lowering.placed(leaves))
-    single = _single_device(plan.planned.program, [jnp.asarray(np.asarray(x)) for x in leaves])
+    storages = jax.jit(shard_mapped(watched, plan.mesh))(*given)
+    whole = [
+        _whole(storage, plan.planned.program.aval(number), layout, plan.mesh)
+        for storage, number, layout in zip(
+            given, plan.planned.program.inputs, plan.planned.inputs, strict=True
+        )
+    ]
+    single = _single_device(plan.planned.program, whole)
     pairs = zip(storages, watched.outputs, strict=True)
     values = dict(zip(_watched_values(plan.planned), pairs, strict=True))
     for node in plan.planned.nodes:
@@ -94,8 +111,8 @@ def check(
             if number not in values or not isinstance(aval.dtype, np.dtype):
                 continue
             storage, settled = values[number]
-            whole = tuple(slice(0, size) for size in aval.shape)
-            got = read_block(storage, tuple(aval.shape), settled, plan.mesh, whole)
+            box = tuple(slice(0, size) for size in aval.shape)
+            got = read_block(storage, tuple(aval.shape), settled, plan.mesh, box)
             largest = _difference(got, np.asarray(single[number]))
             relative = largest / _scale([*node.node.ins, number], single) if largest else 0.0
             if relative > (rtol if np.issubdtype(got.dtype, np.inexact) else 0):
@@ -106,6 +123,15 @@ def check(
                     node.node.name, node.node.where, placements, result, largest, relative
                 )
     return None
+
+
+def _whole(storage: jax.Array, aval: Any, layout: Layout, mesh: ProcessMesh) -> jax.Array:
+    """The global value of an argument, on one device."""
+    if is_key_array(storage):
+        data = jnp.asarray(np.asarray(jax.random.key_data(storage)))
+        keys = jax.random.wrap_key_data(data, impl=jax.random.key_impl(storage))
+        return keys[tuple(slice(0, size) for size in aval.shape)]
+    return jnp.asarray(np.asarray(wrap(storage, tuple(aval.shape), layout, mesh)))
 
 
 def _watched_values(planned: PlannedProgram) -> list[int]:

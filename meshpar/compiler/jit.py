@@ -159,6 +159,11 @@ class Jitted:
         """The program for these arguments, from storage arrays to storage arrays."""
         return self._lowering(self._taken_apart(args, kwargs))
 
+    def planned_call(self, *args: Any, **kwargs: Any) -> tuple[Plan, list[jax.Array]]:
+        """The plan of a call and the storages of its arguments, for `mp.check`."""
+        leaves = jax.tree.leaves((args, kwargs))
+        return self.plan(*args, **kwargs), self.lowering(*args, **kwargs).placed(leaves)
+
     def with_partitioner(self, partitioner: Partitioner) -> Jitted:
         """The same function under the other partitioner."""
         return Jitted(

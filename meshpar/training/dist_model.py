@@ -167,6 +167,14 @@ class DistModel:
             )
         return plan
 
+    def planned_call(self, *args: Any) -> tuple[Plan, list[jax.Array]]:
+        """The plan of a call and the storages of the state and the batch, for `mp.check`."""
+        mode = self._chosen_mode()
+        _, arrays = self._place(mode, args)
+        state = (*self._state.params, *self._state.rest)
+        opt = self._state.opt if mode == "train" else ()
+        return self.plan(*args), [*state, *opt, *arrays]
+
     def dist_main_program(self, mode: str | None = None) -> str:
         """The partitioned program of a mode that has run, as HLO text.
 
