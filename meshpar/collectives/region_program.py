@@ -231,4 +231,9 @@ class RegionProgram:
                 instead=f"mp.all_reduce(x, group=mesh.group({axis!r})) or another collective; or "
                 "mp.Shard(dim) or mp.Partial() there",
             )
+        if layout.partial and self._mesh is None:
+            raise NotImplementedError(
+                f"mp.spmd: out_placements of {name} holds Partial() inside another region; "
+                "mp.all_reduce(x, group=mesh.group(axis)) adds the contributions up"
+            )
         check_dtype(layout, leaf.dtype)

@@ -214,6 +214,11 @@ def _check_layout(name: str, leaf: Any, layout: Layout, region: Region) -> None:
             "they do around it",
             instead="mp.Replicate() there",
         )
+    if layout.partial and current_region() is not None:
+        raise NotImplementedError(
+            f"mp.spmd: in_placements of {name} holds Partial() inside another region; "
+            "the region outside can hand over this rank's contribution as it is"
+        )
     for dim, axes in enumerate(layout.dims):
         size, cuts = leaf.shape[dim], shards_on(axes, region.sizes)
         if size % cuts:

@@ -250,6 +250,18 @@ def test_regions_that_do_not_nest(outer, inner, message):
         mp.spmd(fn, MESH_2X4, [[Shard(0)]], [Shard(0)], **outer)(X)
 
 
+@pytest.mark.parametrize("where", ["in_placements", "out_placements"])
+def test_contributions_do_not_cross_inner_regions(where):
+    pending = [Replicate(), Partial()]
+    how = {"in_placements": [pending]} if where == "in_placements" else {where: pending}
+
+    def fn(x):
+        return mp.spmd(lambda y: y, **how)(x)
+
+    with pytest.raises(NotImplementedError, match=f"{where} of .* inside another region"):
+        mp.spmd(fn, MESH_2X4, [[Shard(0)]], [Shard(0)], axes="dp")(X)
+
+
 def test_collectives_in_a_shard_map_of_the_user_s_own():
     mesh = mp.ProcessMesh(MESH_2X4.mesh, ["rows", "columns"])
     run = jax.shard_map(
