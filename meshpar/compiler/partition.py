@@ -16,6 +16,7 @@ from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_bucke
 from meshpar.compiler.program import Constant, Ref
 from meshpar.placements.apply_bucket import apply_bucket
 from meshpar.placements.apply_steps import apply_steps, extreme
+from meshpar.placements.axis_position import axis_position
 from meshpar.placements.blocks import local_shape, shards_on
 from meshpar.placements.layout import Layout
 from meshpar.placements.reductions import identity, reduce_stacked
@@ -123,7 +124,7 @@ def _run_once(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Seq
     """An effect happens on the first device only, as on one device; the others get its results."""
     axes = tuple(planned.sizes)
     avals = [planned.program.avals[value] for value in node.node.outs]
-    first = sum(lax.axis_index(axis) for axis in axes) == 0
+    first = sum(axis_position(axis) for axis in axes) == 0
     out = lax.cond(
         first,
         lambda: bind_at(node.node.eqn, *ins),
@@ -174,7 +175,7 @@ class _Emission:
         start, stop = jnp.int32(0), jnp.int32(block)
         for axis in self._node.axes.get(factor, ()):
             block = -(-block // self._sizes[axis])
-            start = jnp.minimum(start + lax.axis_index(axis).astype(jnp.int32) * block, stop)
+            start = jnp.minimum(start + axis_position(axis).astype(jnp.int32) * block, stop)
             stop = jnp.minimum(start + block, stop)
         return start, stop
 
@@ -205,7 +206,7 @@ class _Emission:
         return tuple(out)
 
     def position(self, factor: str) -> jax.Array:
-        return lax.axis_index(self._node.axes[factor])
+        return axis_position(self._node.axes[factor])
 
     def permute(self, x: jax.Array, factor: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
         axes = self._node.axes[factor]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshpar.placements.axis_position import axis_position
 from meshpar.placements.block_axes import cut, join
 from meshpar.placements.reductions import COPIED, identity, is_key, reduce_stacked
 from meshpar.placements.steps import Axes, Step, StepKind
@@ -125,7 +126,7 @@ def _slice(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Arra
         local = [_levels(n, axes, sizes)[-1] for n, axes in zip(shape, step.dst.dims, strict=True)]
         return block.reshape(*local, *block.shape[len(shape) :])
     chunks, at = cut(block, step.gained, step.axes, sizes)
-    return lax.dynamic_index_in_dim(chunks, lax.axis_index(step.axes), at, keepdims=False)
+    return lax.dynamic_index_in_dim(chunks, axis_position(step.axes), at, keepdims=False)
 
 
 def _ppermute(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
@@ -139,13 +140,13 @@ def _mask(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array
         return block
     nothing = jnp.asarray(identity(kind, block.dtype))
     if not step.lost:
-        return lax.select(lax.axis_index(axis) == 0, block, lax.full_like(block, nothing))
+        return lax.select(axis_position(axis) == 0, block, lax.full_like(block, nothing))
     (dim,) = step.lost
     whole, rows = _levels(shape[dim], step.src.dims[dim], sizes)[-2:]
     padded = lax.full(
         (*block.shape[:dim], rows * sizes[axis], *block.shape[dim + 1 :]), nothing, block.dtype
     )
-    start = lax.axis_index(axis) * rows
+    start = axis_position(axis) * rows
     padded = lax.dynamic_update_slice_in_dim(padded, block, start, dim)
     return lax.slice_in_dim(padded, 0, whole, axis=dim)
 

@@ -53,9 +53,30 @@ def depending_on(program: Program, inputs: Collection[int]) -> set[int]:
     """The values that are computed from some of a program's inputs, these included."""
     tainted = set(inputs)
     for node in program.nodes:
-        if not tainted.isdisjoint(values_of(node.ins)):
+        touched = [p for p, ref in enumerate(node.ins) if _is_one_of(ref, tainted)]
+        if touched and node.bodies is not None and node.bodies.kind == "scan":
+            tainted |= {node.outs[k] for k in _of_loop(node, touched)}
+        elif touched:
             tainted.update(node.outs)
     return tainted
+
+
+def _is_one_of(ref: Ref, values: Collection[int]) -> bool:
+    return not isinstance(ref, Constant) and ref in values
+
+
+def _of_loop(node: Node, touched: Sequence[int]) -> set[int]:
+    """The positions of a loop's results that depend on operands at some positions."""
+    assert node.bodies is not None, "a loop has a body"
+    body, (consts,), carried = node.bodies.bodies[0], node.bodies.consts, node.bodies.carry
+    at = set(touched)
+    while True:
+        inside = depending_on(body, [body.inputs[p] for p in at])
+        outs = {k for k, ref in enumerate(body.outputs) if _is_one_of(ref, inside)}
+        more = {consts + k for k in outs if k < carried} - at
+        if not more:
+            return outs | {p - consts for p in at if consts <= p < consts + carried}
+        at |= more
 
 
 def sliced(program: Program, inputs: Sequence[int], outputs: Sequence[Ref]) -> Program:

@@ -23,8 +23,10 @@ from meshpar.compiler.propagate import propagate
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
+from meshpar.placements.types import ReduceType
+from meshpar.schedules.executors.in_time import TIME, check_in_time
 
-__all__ = ["LocalProgram", "Within", "block_struct"]
+__all__ = ["TIME", "LocalProgram", "Within", "block_struct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Within:
     """The axes within a pipeline rank, over which its programs are planned.
 
     Args:
-      sizes: the axes of the mesh but the pipeline's.
+      sizes: the axes of the mesh but the pipeline's, and `TIME` where microbatches are parts of a
+        batch that the programs are traced with.
       model: what things cost.
     """
 
@@ -62,19 +65,35 @@ class Within:
           program: what runs.
           inputs: the layout of each argument; `None` lets the plan choose.
           outputs: the layout of each result; `None` lets the plan choose.
-          leave_pending: whether results of a chosen layout may be pending.
+          leave_pending: whether results of a chosen layout may be pending; they are then sums over
+            the microbatches, if these are parts of a batch.
 
         Raises:
           NotImplementedError: the plan sends values around a ring, which XLA on CPU can only do
-            where all devices take part.
+            where all devices take part; or a microbatch needs values of the others.
         """
         planned = propagate(program, inputs, outputs, self._decider, leave_pending=leave_pending)
+        if leave_pending and TIME in self.sizes:
+            # What does not depend on the microbatch counts once.
+            asked = [
+                wanted or _summed(found)
+                for wanted, found in zip(outputs, planned.outputs, strict=True)
+            ]
+            planned = propagate(program, inputs, asked, self._decider)
         _check_no_ring(planned)
+        if TIME in self.sizes:
+            check_in_time(planned)
 
         def run(*blocks: Any) -> list[Any]:
             return run_local(planned, *blocks)
 
         return LocalProgram(run, planned.inputs, planned.outputs)
+
+
+def _summed(layout: Layout) -> Layout:
+    if TIME in layout.partial_axes or TIME in layout.shard_axes:
+        return layout
+    return layout.with_partial(TIME, ReduceType.kRedSum)
 
 
 def block_struct(aval: Any, layout: Layout, sizes: Mapping[str, int]) -> jax.ShapeDtypeStruct:

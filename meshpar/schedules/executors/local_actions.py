@@ -105,7 +105,12 @@ class LocalActions:
 
 
 def local_actions(
-    stages: Stages, within: Within, *, train: bool, scale: float = 1.0
+    stages: Stages,
+    within: Within,
+    *,
+    train: bool,
+    scale: float = 1.0,
+    in_parts: bool = False,
 ) -> LocalActions:
     """Traces a model's actions and plans them over the axes within a rank.
 
@@ -114,6 +119,7 @@ def local_actions(
       within: these axes.
       train: whether there is a backward pass.
       scale: what a microbatch's result counts in the whole, for its gradient.
+      in_parts: whether the results of the microbatches may be pending, terms of one result.
     """
     first, x = _first(stages, within)
     parts = stage_programs(
@@ -143,7 +149,7 @@ def local_actions(
     else:
         alone = sliced(parts.forward, parts.forward.inputs, parts.forward.outputs[:count])
         forward = within.local(alone, (*given, *x.layouts), x.layouts)
-    last, result = _last(stages, within, x, scale if train else None)
+    last, result = _last(stages, within, x, scale if train else None, in_parts=in_parts)
     return LocalActions(
         forward,
         full,
@@ -207,7 +213,7 @@ def _first_backward(stages: Stages, within: Within, x: Placed) -> LocalProgram |
 
 
 def _last(
-    stages: Stages, within: Within, x: Placed, scale: float | None
+    stages: Stages, within: Within, x: Placed, scale: float | None, *, in_parts: bool
 ) -> tuple[LocalProgram, Placed]:
     """What makes the result, and in training the gradients of the last parameters and of y."""
     last, trained = stages.last, stages.last_params.trained
@@ -228,7 +234,7 @@ def _last(
 
         program, _ = _traced(with_gradients, stages.last_params, x, stages.target)
         wanted = [None, *x.layouts, *[None] * len(trained)]
-    local = within.local(program, inputs, wanted, leave_pending=scale is not None)
+    local = within.local(program, inputs, wanted, leave_pending=in_parts or scale is not None)
     return local, Placed(result, local.outputs[: len(jax.tree.leaves(result))])
 
 

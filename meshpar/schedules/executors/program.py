@@ -17,6 +17,7 @@ from meshpar.placements.blocks import local_shape, storage_spec
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
 from meshpar.placements.types import ReduceType
+from meshpar.schedules.executors.in_time import TIME, by_microbatch, whole, without_time
 from meshpar.schedules.executors.local import Within
 from meshpar.schedules.executors.local_actions import LocalActions, Placed, Stages, local_actions
 from meshpar.schedules.executors.slot_table import SlotTable, slot_table
@@ -78,6 +79,8 @@ class PipelineProgram:
       train: whether to run the backward pass; without it the table's forwards are run.
       keep_given: whether the gradients of the microbatches are wanted.
       scale: what a microbatch's result counts in the whole.
+      in_parts: whether microbatches are parts of a batch: the model's functions are of the whole
+        batch, whose layouts have the axis `TIME`. Else they are of one microbatch.
       stored: the layouts in which the parameters of the first and of the last function lie, where
         they are cut over `axis` too: they are gathered once, before the first tick.
     """
@@ -92,15 +95,20 @@ class PipelineProgram:
         train: bool,
         keep_given: bool = False,
         scale: float = 1.0,
+        in_parts: bool = False,
         stored: tuple[Sequence[Layout], Sequence[Layout]] | None = None,
     ) -> None:
         self.stages, self.mesh, self.axis = stages, mesh, axis
         self.train, self.keep_given = train, keep_given
         self.sizes = dict(mesh.axis_sizes)
+        self._in_parts = in_parts
         inside = {name: size for name, size in self.sizes.items() if name != axis}
+        inside |= {TIME: schedule.M} if in_parts else {}
         within = Within(inside, DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform))
         self.schedule = schedule.uncombined() if train else schedule.forwards()
-        self.actions: LocalActions = local_actions(stages, within, train=train, scale=scale)
+        self.actions: LocalActions = local_actions(
+            stages, within, train=train, scale=scale, in_parts=in_parts
+        )
         self.table: SlotTable = slot_table(self.schedule, self.actions.uses)
         self._first, self._last = stored or (
             stages.first_params.layouts,
@@ -118,7 +126,7 @@ class PipelineProgram:
             self._own,
             self._first,
             self._last,
-            *([_below(y, ()) for y in p.layouts] for p in (s.microbatch, s.target, s.extras)),
+            *([self._batch(y) for y in p.layouts] for p in (s.microbatch, s.target, s.extras)),
         ]
         leaves = (
             arrays.own,
@@ -146,6 +154,15 @@ class PipelineProgram:
     def _local(self, rows: Any, *groups: Sequence[Any]) -> list[list[Any]]:
         """The step on this device's blocks."""
         own, first, last, *batch = groups
+        s = self.stages
+        if self._in_parts:
+            batch = [
+                [
+                    by_microbatch(x, y, self.schedule.M)
+                    for x, y in zip(leaves, placed.layouts, strict=True)
+                ]
+                for leaves, placed in zip(batch, (s.microbatch, s.target, s.extras), strict=True)
+            ]
         first = self._gathered(first, self.stages.first_params, self._first)
         last = self._gathered(last, self.stages.last_params, self._last)
         schedule, results = self.schedule, self._results()
@@ -155,12 +172,16 @@ class PipelineProgram:
             schedule.P * schedule.V,
             schedule.P,
             self.axis,
+            schedule.M,
             Inputs([x[0] for x in own], first, last, *batch),
             keep_given=self.keep_given,
         )
         sums = {name: self._sums(name, results[name]) for name in ("own", "first", "last")}
-        state = loop.run(rows[0], loop.start(sums, schedule.M))
+        state = loop.run(rows[0], loop.start(sums))
         state["own"] = [x[None] for x in state["own"]]
+        if self._in_parts:
+            made = self.actions.result.layouts
+            state["result"] = [whole(x, y) for x, y in zip(state["result"], made, strict=True)]
         return [
             [
                 self._turned(block, r.made, r.wanted, r.shape)
@@ -205,6 +226,7 @@ class PipelineProgram:
         for k, layout in zip(s.own.trained, made, strict=True):
             leaf = s.own.leaves[k]
             shape = (schedule.P, schedule.V, *leaf.shape)
+            layout = without_time(layout)
             out["own"].append(
                 _Result(shape, leaf.dtype, _below(layout, (self.axis,), ()), self._own[k])
             )
@@ -228,13 +250,21 @@ class PipelineProgram:
             _Result(
                 tuple(params.leaves[k].shape),
                 params.leaves[k].dtype,
-                layout.with_partial(self.axis, ReduceType.kRedSum),
+                without_time(layout).with_partial(self.axis, ReduceType.kRedSum),
                 stored[k],
             )
             for k, layout in zip(params.trained, made, strict=True)
         ]
 
+    def _batch(self, layout: Layout) -> Layout:
+        """The layout of an argument that microbatches are taken from."""
+        return without_time(layout) if self._in_parts else _below(layout, ())
+
     def _per_microbatch(self, leaf: Any, layout: Layout) -> _Result:
+        if self._in_parts:
+            made = without_time(layout).with_partial(self.axis, ReduceType.kRedSum)
+            wanted = without_time(layout).without_partial()
+            return _Result(tuple(leaf.shape), leaf.dtype, made, wanted)
         made = _below(layout, ()).with_partial(self.axis, ReduceType.kRedSum)
         wanted = _below(layout.without_partial(), ())
         return _Result((self.schedule.M, *leaf.shape), leaf.dtype, made, wanted)

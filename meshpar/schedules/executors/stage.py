@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ from meshpar.compiler.program import Constant, Program, Ref, program_of
 from meshpar.schedules.executors.evaluate import (
     depending_on,
     run_program,
-    sliced,
     values_of,
     without_calls,
 )
@@ -91,7 +90,8 @@ def stage_programs(
     else:
         kept = _to_keep(forward, outputs, forward.inputs[:given], len(trace.own))
         again = [ref for ref in outputs if ref not in kept]
-        prelude = sliced(forward, forward.inputs[:given], again)
+        asked = replace(forward, outputs=tuple(again))
+        prelude = replace(split(asked, range(len(again)), ()).first, inputs=forward.inputs[:given])
 
         def from_residuals(*leaves: Any) -> list[Any]:
             made = iter(run_program(prelude, *leaves[:given]))

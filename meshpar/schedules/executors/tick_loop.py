@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshpar.placements.axis_position import in_time
+from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.local_actions import LocalActions
 from meshpar.schedules.executors.slot_table import OPS, SlotTable
 
@@ -36,7 +38,8 @@ class Inputs:
       own: the parameters of its stages, a dim of chunks first.
       first: the parameters of the first function.
       last: those of the last function.
-      microbatches: with a dim of microbatches first; so are `targets` and `extras`.
+      microbatches: with a dim of microbatches first, of size 1 for what all of them share; so are
+        `targets` and `extras`.
       targets: what the last function takes of a microbatch.
       extras: what every stage takes of a microbatch.
     """
@@ -70,6 +73,7 @@ class TickLoop:
       stages: the number of stages.
       ranks: the number of ranks.
       axis: the mesh axis along which they lie.
+      microbatches: their number.
       inputs: this rank's blocks.
       keep_given: whether the gradients of the microbatches are wanted.
     """
@@ -81,24 +85,25 @@ class TickLoop:
         stages: int,
         ranks: int,
         axis: str,
+        microbatches: int,
         inputs: Inputs,
         *,
         keep_given: bool = False,
     ) -> None:
         self._table, self._actions, self._inputs = table, actions, inputs
         self._last_stage, self._ranks, self._axis = stages - 1, ranks, axis
+        self._microbatches = microbatches
         self._keep_given = keep_given
         made = [use.made for use in actions.uses]
         self._values = {kind: [v for v, m in enumerate(made) if m == kind] for kind in "xgFI"}
 
-    def start(self, gradients: Mapping[str, Structs], microbatches: int) -> State:
+    def start(self, gradients: Mapping[str, Structs]) -> State:
         """The state before the first tick.
 
         Args:
           gradients: blocks of the gradients of `own`, `first` and `last` parameters.
-          microbatches: their number.
         """
-        x = self._actions.x
+        x, microbatches = self._actions.x, self._microbatches
 
         def zeros(structs: Structs, *dims: int) -> list[jax.Array]:
             return [jnp.zeros((*dims, *s.shape), s.dtype) for s in structs]
@@ -130,18 +135,20 @@ class TickLoop:
         state = self._receive(state, row)
         is_first, is_last = row.stage == 0, row.stage == self._last_stage
         forward = row.op == OPS.index("F")
-        state = _once(forward & is_first, self._enter, state, ("pools",), row)
-        state = _once(forward, self._forward, state, ("pools", "payload"), row)
-        state = _once(forward & is_last, self._leave, state, ("payload", "last", "result"), row)
+        state = self._once(forward & is_first, self._enter, state, ("pools",), row)
+        state = self._once(forward, self._forward, state, ("pools", "payload"), row)
+        state = self._once(
+            forward & is_last, self._leave, state, ("payload", "last", "result"), row
+        )
         if "B" in ops:
-            state = _once(row.op == OPS.index("B"), self._full, state, ("payload", "own"), row)
+            state = self._once(row.op == OPS.index("B"), self._full, state, ("payload", "own"), row)
         if "I" in ops:
             keys = ("pools", "payload")
-            state = _once(row.op == OPS.index("I"), self._for_input, state, keys, row)
-            state = _once(row.op == OPS.index("W"), self._for_weight, state, ("own",), row)
+            state = self._once(row.op == OPS.index("I"), self._for_input, state, keys, row)
+            state = self._once(row.op == OPS.index("W"), self._for_weight, state, ("own",), row)
         if ops != {"F"} and (self._actions.first_backward is not None or self._keep_given):
             backward = (row.op == OPS.index("B")) | (row.op == OPS.index("I"))
-            state = _once(backward & is_first, self._return, state, ("first", "given"), row)
+            state = self._once(backward & is_first, self._return, state, ("first", "given"), row)
         return {**state, "in": self._sent(state["payload"])}
 
     def _sent(self, payload: list[Any]) -> list[Any]:
@@ -162,7 +169,7 @@ class TickLoop:
                 values = self._values["x"]
                 return self._written(state, values, arrived, slots[1:])
 
-            state = _once(slots[0] > 0, store, state, ("pools",), row)
+            state = self._once(slots[0] > 0, store, state, ("pools",), row)
         return state
 
     # --- the actions ------------------------------------------------------------------------------
@@ -220,6 +227,25 @@ class TickLoop:
             new["first"] = _sum(state["first"], out)
         return {**state, **new}
 
+    def _once(
+        self,
+        condition: Any,
+        action: Callable[[State, _Row], State],
+        state: State,
+        changed: Sequence[str],
+        row: _Row,
+    ) -> State:
+        """Does an action or not; `changed` names what of the state it changes."""
+
+        def turn(carried: tuple[Any, State]) -> tuple[Any, State]:
+            with in_time(TIME, row.microbatch, self._microbatches):
+                new = action({**state, **carried[1]}, row)
+            return jnp.bool_(False), {name: new[name] for name in changed}
+
+        part = {name: state[name] for name in changed}
+        _, part = lax.while_loop(lambda carried: carried[0], turn, (condition, part))
+        return {**state, **part}
+
     # --- blocks -----------------------------------------------------------------------------------
 
     def _given(self, row: _Row) -> list[Any]:
@@ -248,24 +274,6 @@ class TickLoop:
             lax.dynamic_update_index_in_dim(x, _row_of(x, row.chunk) + y, row.chunk, 0)
             for x, y in zip(sums, terms, strict=True)
         ]
-
-
-def _once(
-    condition: Any,
-    action: Callable[[State, _Row], State],
-    state: State,
-    changed: Sequence[str],
-    row: _Row,
-) -> State:
-    """Does an action or not; `changed` names what of the state it changes."""
-
-    def turn(carried: tuple[Any, State]) -> tuple[Any, State]:
-        new = action({**state, **carried[1]}, row)
-        return jnp.bool_(False), {name: new[name] for name in changed}
-
-    part = {name: state[name] for name in changed}
-    _, part = lax.while_loop(lambda carried: carried[0], turn, (condition, part))
-    return {**state, **part}
 
 
 def _there(program: Any) -> Any:

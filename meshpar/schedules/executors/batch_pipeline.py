@@ -1,0 +1,270 @@
+"""A model that is traced with a whole batch, run as a pipeline of its microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshpar.compiler.program import Program
+from meshpar.mesh import ProcessMesh
+from meshpar.placements.layout import Layout
+from meshpar.schedules.executors.cut_model import CutModel, Piece, cut_model
+from meshpar.schedules.executors.evaluate import run_program
+from meshpar.schedules.executors.in_time import TIME
+from meshpar.schedules.executors.local_actions import Placed, Stages
+from meshpar.schedules.executors.program import Arrays, Gradients, PipelineProgram
+from meshpar.schedules.schedule import Schedule
+
+__all__ = ["BatchPipeline", "Groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The inputs of a model's program, in this order, and where they lie.
+
+    Args:
+      params: the layouts of the trained inputs.
+      rest: the number of other inputs but the batch.
+      batch: the layouts of the batch.
+    """
+
+    params: Sequence[Layout]
+    rest: int
+    batch: Sequence[Layout]
+
+
+class BatchPipeline:
+    """A model under a schedule.
+
+    Args:
+      program: (parameters, other state, batch) -> (result, other state).
+      groups: its inputs.
+      results: the number of outputs that are results; one scalar, the loss, in training.
+      schedule: a valid table.
+      mesh: the mesh.
+      axis: its axis of ranks.
+      data_axes: those that cut the batch.
+      train: whether gradients are wanted.
+      recompute: whether the backward pass runs stages again.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        groups: Groups,
+        results: int,
+        schedule: Schedule,
+        mesh: ProcessMesh,
+        axis: str,
+        data_axes: Sequence[str],
+        *,
+        train: bool,
+        recompute: bool = False,
+    ) -> None:
+        count = len(groups.params)
+        params = program.inputs[:count]
+        batch = program.inputs[count + groups.rest :]
+        least = schedule.P * schedule.V
+        self.cut: CutModel = cut_model(program, params, batch, results=results, least=least)
+        self._program, self._axis, self._mesh = program, axis, mesh
+        self._rows = tuple(a for a in data_axes if a in mesh.axis_sizes and a != axis)
+        self._layouts = dict(zip(params, groups.params, strict=True))
+        self._train, self._results = train, results
+        self._order = _LayerOrder.of(self.cut.layers.count, schedule)
+        stages = self._stages(recompute)
+        stored = tuple(
+            tuple(self._layouts[v] for v in piece.params)
+            for piece in (self.cut.before, self.cut.after)
+        )
+        self.step = PipelineProgram(
+            stages,
+            schedule,
+            mesh,
+            axis,
+            train=train,
+            in_parts=True,
+            stored=(stored[0], stored[1]),
+        )
+
+    def __call__(self, *leaves: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Results, other state, and in training the gradients of the parameters."""
+        cut = self.cut
+        values = dict(zip(self._program.inputs, leaves, strict=True))
+        outside = run_program(cut.outside, *leaves)
+        state = outside[: len(outside) - len(cut.outside_values)]
+        values |= dict(zip(cut.outside_values, outside[len(state) :], strict=True))
+        own = [self._order.stack(rows, values) for rows in self._own_rows()]
+        own += [] if self._order.full else [self._order.active]
+
+        def of(numbers: Sequence[int]) -> list[Any]:
+            return [values[v] for v in numbers]
+
+        arrays = Arrays(
+            own,
+            of(cut.before.params),
+            of(cut.after.params),
+            of(cut.before.given),
+            of(cut.after.given),
+            of(cut.layers.shared),
+        )
+        results, gradients = self.step(arrays)
+        return results, state, self._gradients(gradients, values) if self._train else []
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _own_rows(self) -> list[tuple[int, ...]]:
+        """For each own value of a layer, the values of all layers; or the one that is stacked."""
+        return list(zip(*self.cut.layers.own, strict=True))
+
+    def _gradients(self, made: Gradients, values: dict[int, Any]) -> list[Any]:
+        sums: dict[int, Any] = {}
+
+        def add(value: int, gradient: Any) -> None:
+            sums[value] = sums[value] + gradient if value in sums else gradient
+
+        rows = [row for row in self._own_rows() if row[0] in self._layouts]
+        for row, gradient in zip(rows, made.own, strict=True):
+            for value, part in zip(row, self._order.unstack(gradient, row), strict=True):
+                add(value, part)
+        for piece, gradients in ((self.cut.before, made.first), (self.cut.after, made.last)):
+            for value, gradient in zip(piece.params, gradients, strict=True):
+                add(value, gradient)
+        return [sums[v] if v in sums else jnp.zeros_like(values[v]) for v in self._layouts]
+
+    def _stages(self, recompute: bool) -> Stages:
+        cut, order = self.cut, self._order
+        layer = cut.layers.body
+        several = order.per_stage > 1
+
+        def stage(own: list[Any], x: list[Any], shared: list[Any]) -> list[Any]:
+            def one(x: Any, mine: list[Any]) -> tuple[Any, None]:
+                values = mine if order.full else mine[:-1]
+                (y,) = run_program(layer, x, *values, *shared)
+                return (y if order.full else jnp.where(mine[-1], y, x)), None
+
+            if not several:
+                return [one(x[0], [leaf[0] for leaf in own])[0]]
+            return [lax.scan(one, x[0], own)[0]]
+
+        def first(params: list[Any], given: list[Any]) -> list[Any]:
+            return run_program(cut.before.program, *params, *given)
+
+        def last(params: list[Any], y: list[Any], given: list[Any]) -> Any:
+            out = run_program(cut.after.program, *params, *given, *y)
+            return out[0] if self._train else out
+
+        return Stages(
+            stage,
+            self._own_placed(),
+            self._placed(cut.layers.shared),
+            first,
+            self._ends(cut.before),
+            self._placed(cut.before.given),
+            last,
+            self._ends(cut.after),
+            self._placed(cut.after.given),
+            recompute,
+        )
+
+    def _own_placed(self) -> Placed:
+        structs, layouts = [], []
+        for row in self._own_rows():
+            aval = self._program.avals[row[0]]
+            lead = 1 if self.cut.layers.stacked else 0
+            structs.append(
+                jax.ShapeDtypeStruct((self._order.per_stage, *aval.shape[lead:]), aval.dtype)
+            )
+            known = self._layouts.get(row[0], Layout.replicated(aval.ndim))
+            layouts.append(_without(Layout(((), *known.dims[lead:])), self._axis))
+        if not self._order.full:
+            structs.append(jax.ShapeDtypeStruct((self._order.per_stage,), jnp.bool_))
+            layouts.append(Layout(((),)))
+        return Placed(structs, tuple(layouts))
+
+    def _ends(self, piece: Piece) -> Placed:
+        layouts = (_without(self._layouts[v], self._axis) for v in piece.params)
+        return Placed([self._struct(v) for v in piece.params], tuple(layouts))
+
+    def _placed(self, values: Sequence[int]) -> Placed:
+        """Rows of the batch are cut by microbatches, within the axes that cut it anyway."""
+        layouts = []
+        for value in values:
+            layout = Layout.replicated(self._program.avals[value].ndim)
+            if value in self.cut.batched:
+                layout = layout.with_dim(0, (*self._rows, TIME))
+            layouts.append(layout)
+        return Placed([self._struct(v) for v in values], tuple(layouts))
+
+    def _struct(self, value: int) -> jax.ShapeDtypeStruct:
+        aval = self._program.avals[value]
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerOrder:
+    """Which layers each stage has, as evenly as can be; shorter stages repeat a layer unused.
+
+    Args:
+      ranks: number of ranks.
+      chunks: stages on a rank.
+      per_stage: the most layers in a stage.
+      layers: (ranks, chunks, per_stage) the layer in each place.
+      active: of the same shape: whether it is computed with.
+    """
+
+    ranks: int
+    chunks: int
+    per_stage: int
+    layers: np.ndarray
+    active: np.ndarray
+
+    @classmethod
+    def of(cls, count: int, schedule: Schedule) -> _LayerOrder:
+        stages = schedule.P * schedule.V
+        most = -(-count // stages)
+        counts = [count // stages + (s < count % stages) for s in range(stages)]
+        starts = np.cumsum([0, *counts[:-1]])
+        layers = np.zeros((schedule.P, schedule.V, most), int)
+        active = np.zeros(layers.shape, bool)
+        for stage, (rank, chunk) in enumerate(schedule.places):
+            here = np.arange(most)
+            layers[rank, chunk] = starts[stage] + np.minimum(here, counts[stage] - 1)
+            active[rank, chunk] = here < counts[stage]
+        return cls(schedule.P, schedule.V, most, layers, active)
+
+    @property
+    def full(self) -> bool:
+        """Whether all stages have the same number of layers."""
+        return bool(self.active.all())
+
+    @property
+    def _in_order(self) -> bool:
+        return self.full and bool((np.diff(self.layers.reshape(-1)) == 1).all())
+
+    def stack(self, row: Sequence[int], values: dict[int, Any]) -> Any:
+        """A value of all layers, of shape (ranks, chunks, per_stage, ...)."""
+        places = self.layers.reshape(-1)
+        if len(row) == 1 and len(set(places)) > 1:
+            whole = values[row[0]] if self._in_order else values[row[0]][places]
+        else:
+            whole = jnp.stack([values[row[k]] for k in places])
+        return whole.reshape(*self.layers.shape, *whole.shape[1:])
+
+    def unstack(self, gradient: Any, row: Sequence[int]) -> list[Any]:
+        """The gradient of a value of all layers, in the form of `row`."""
+        flat = gradient.reshape(-1, *gradient.shape[3:])
+        if self._in_order and len(row) == 1:
+            return [flat]
+        where = np.flatnonzero(self.active.reshape(-1))
+        where = where[np.argsort(self.layers.reshape(-1)[where])]
+        return [flat[where]] if len(row) == 1 and len(where) > 1 else [flat[k] for k in where]
+
+
+def _without(layout: Layout, axis: str) -> Layout:
+    return Layout(tuple(tuple(a for a in dim if a != axis) for dim in layout.dims))

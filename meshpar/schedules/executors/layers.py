@@ -1,0 +1,240 @@
+"""Finds the equal layers of a traced model, between what comes before and after them.
+
+Unrolled layers are a run of equal pieces between places where one value alone goes on; scanned
+layers are the turns of a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshpar.compiler.program import Constant, Node, Program
+from meshpar.errors import MeshparError
+from meshpar.schedules.executors.evaluate import depending_on, values_of
+from meshpar.schedules.executors.loops import is_loop
+
+__all__ = ["LayerError", "Layers", "find_layers"]
+
+
+class LayerError(MeshparError):
+    """A model in which no run of equal layers was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers of a program.
+
+    Args:
+      body: one layer: (x, own values, shared values) -> x.
+      x: what goes into the first.
+      out: what comes out of the last.
+      own: for each layer its own values, such as parameters and random state; a single entry of
+        stacked values where the layers are the turns of a loop.
+      shared: the values that all take.
+      count: how many layers there are.
+      last: the position of the last operation that belongs to them.
+    """
+
+    body: Program
+    x: int
+    out: int
+    own: tuple[tuple[int, ...], ...]
+    shared: tuple[int, ...]
+    count: int
+    last: int
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the layers are the turns of a loop."""
+        return len(self.own) == 1 and self.count > 1
+
+
+def find_layers(
+    program: Program, params: Collection[int], batch: Collection[int], least: int
+) -> Layers:
+    """The longest run of equal layers.
+
+    Args:
+      program: the forward pass of a model, to its loss or its outputs.
+      params: the inputs that are trained.
+      batch: the inputs that are the batch.
+      least: how many layers there must be.
+
+    Raises:
+      LayerError: there are fewer.
+    """
+    active = depending_on(program, params) & depending_on(program, batch)
+    found = _scanned(program, active) or _unrolled(program, active)
+    if found is None or found.count < least:
+        many = "no run of equal layers" if found is None else f"{found.count} equal layers"
+        raise LayerError(
+            f"there are fewer layers than stages: {many} for {least} stages.",
+            because="a stage is one or more of a run of layers of the same form, each of which "
+            "passes one array on to the next",
+            instead="fewer ranks or a smaller vpp_degree, or more layers",
+        )
+    return found
+
+
+# --- scanned ---------------------------------------------------------------------------------------
+
+
+def _scanned(program: Program, active: set[int]) -> Layers | None:
+    best: Layers | None = None
+    for position, node in enumerate(program.nodes):
+        if is_loop(node) and not active.isdisjoint(node.outs):
+            found = _loop(node, position, active)
+            if found is not None and (best is None or found.count > best.count):
+                best = found
+    return best
+
+
+def _loop(node: Node, position: int, active: set[int]) -> Layers | None:
+    assert node.bodies is not None, "a loop has a body"
+    body, (consts,), carried = node.bodies.bodies[0], node.bodies.consts, node.bodies.carry
+    carry = range(consts, consts + carried)
+    moving = [p for p in carry if node.outs[p - consts] in active]
+    fixed = [p for p, ref in enumerate(node.ins) if p not in moving]
+    if len(moving) != 1 or node.params["reverse"] or carried != 1:
+        return None
+    (at,) = moving
+    refs = [node.ins[p] for p in fixed]
+    if isinstance(node.ins[at], Constant) or any(isinstance(ref, Constant) for ref in refs):
+        return None
+    if any(ref in active for ref in refs):
+        return None
+    own, shared = [p for p in fixed if p > at], [p for p in fixed if p < at]
+    inputs = tuple(body.inputs[p] for p in (at, *own, *shared))
+    one = Program(body.avals, inputs, body.constants, body.nodes, (body.outputs[at - consts],))
+    x, out = node.ins[at], node.outs[at - consts]
+    assert not isinstance(x, Constant), "checked above"
+    stacks = tuple(ref for p in own if not isinstance(ref := node.ins[p], Constant))
+    ones = tuple(ref for p in shared if not isinstance(ref := node.ins[p], Constant))
+    return Layers(one, x, out, (stacks,), ones, node.params["length"], position)
+
+
+# --- unrolled --------------------------------------------------------------------------------------
+
+
+def _unrolled(program: Program, active: set[int]) -> Layers | None:
+    cuts = _cuts(program, active)
+    pieces = [_Piece(program, active, lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    names: dict[Hashable, int] = {}
+    kinds = [names.setdefault(piece.form, len(names)) for piece in pieces]
+    best: tuple[int, int, int, int] | None = None  # operations, -period, start, count
+    for start in range(len(kinds)):
+        for period in range(1, (len(kinds) - start) // 2 + 1):
+            count = 1
+            while (
+                kinds[start : start + period]
+                == kinds[start + count * period : start + (count + 1) * period]
+            ):
+                count += 1
+            if count > 1:
+                size = cuts[start + count * period][0] - cuts[start][0]
+                best = max(best or (0, 0, 0, 0), (size, -period, start, count))
+    if best is None:
+        return None
+    _, minus, start, count = best
+    bounds = [cuts[start - minus * k] for k in range(count + 1)]
+    layers = [_Piece(program, active, lo, hi) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    if len({layer.form for layer in layers}) != 1:
+        return None
+    first = layers[0]
+    inputs = (first.x, *first.own, *first.shared)
+    body = Program(program.avals, inputs, program.constants, first.nodes, (first.out,))
+    own = tuple(layer.own for layer in layers)
+    return Layers(body, first.x, layers[-1].out, own, first.shared, count, bounds[-1][0] - 1)
+
+
+def _cuts(program: Program, active: set[int]) -> list[tuple[int, int]]:
+    """The places where one active value alone goes on: (position of the next operation, value)."""
+    last_use: dict[int, int] = {}
+    for position, node in enumerate(program.nodes):
+        last_use.update(dict.fromkeys(values_of(node.ins), position))
+    last_use.update(dict.fromkeys(values_of(program.outputs), len(program.nodes)))
+    out, live = [], set[int]()
+    for position, node in enumerate(program.nodes):
+        live = {value for value in live if last_use.get(value, -1) > position}
+        live |= {v for v in node.outs if v in active and last_use.get(v, -1) > position}
+        if len(live) == 1:
+            out.append((position + 1, next(iter(live))))
+    return out
+
+
+class _Piece:
+    """The operations between two cuts; pieces of equal form compute the same.
+
+    Args:
+      program: the whole program.
+      active: the values that depend on parameters and batch.
+      begin: the first cut.
+      end: the second.
+    """
+
+    def __init__(
+        self, program: Program, active: set[int], begin: tuple[int, int], end: tuple[int, int]
+    ) -> None:
+        self.x, self.out = begin[1], end[1]
+        needed, nodes = {self.out}, list[Node]()
+        # Operations that others need, such as the next random state, are not the layer's.
+        for node in reversed(program.nodes[begin[0] : end[0]]):
+            if not needed.isdisjoint(node.outs):
+                nodes.append(node)
+                needed |= values_of(node.ins)
+        self.nodes = nodes[::-1]
+        made = {value for node in self.nodes for value in node.outs}
+        outside = dict.fromkeys(
+            ref
+            for node in self.nodes
+            for ref in node.ins
+            if not isinstance(ref, Constant) and ref not in made and ref != self.x
+        )
+        constants = program.constants
+        inputs = set(program.inputs)
+        self.own = tuple(value for value in outside if value in inputs)
+        self.shared = tuple(v for v in outside if v not in inputs and v not in constants)
+        aval = program.avals[self.x]
+        numbers: dict[int, Hashable] = {self.x: ("x", aval.shape, aval.dtype)}
+        for k, value in enumerate(self.own):
+            numbers[value] = ("own", k, program.avals[value].shape, program.avals[value].dtype)
+        numbers |= {value: ("shared", value) for value in self.shared}
+        numbers |= {v: _constant(constants[v]) for v in outside if v in constants}
+        form: list[Hashable] = []
+        for node in self.nodes:
+            form.append(_form(node, numbers))
+            numbers |= {value: ("made", len(numbers), k) for k, value in enumerate(node.outs)}
+        self.form = (tuple(form), numbers[self.out])
+
+
+def _form(node: Node, numbers: dict[int, Hashable]) -> Hashable:
+    ins = tuple(
+        _constant(ref.value) if isinstance(ref, Constant) else numbers[ref] for ref in node.ins
+    )
+    outs = tuple((var.aval.shape, str(var.aval.dtype)) for var in node.eqn.outvars)
+    if node.bodies is None:
+        key = node.key[2] if isinstance(node.key, tuple) else str(node.params)
+        return node.name, key, ins, outs
+    return node.name, tuple(map(_body_form, node.bodies.bodies)), ins, outs
+
+
+def _body_form(program: Program) -> Hashable:
+    numbers: dict[int, Hashable] = {v: ("in", k) for k, v in enumerate(program.inputs)}
+    numbers |= {v: _constant(x) for v, x in program.constants.items()}
+    form: list[Hashable] = []
+    for node in program.nodes:
+        form.append(_form(node, numbers))
+        numbers |= {value: ("made", len(numbers), k) for k, value in enumerate(node.outs)}
+    outs = tuple(
+        _constant(r.value) if isinstance(r, Constant) else numbers[r] for r in program.outputs
+    )
+    return tuple(form), outs
+
+
+def _constant(value: Any) -> Hashable:
+    array = np.asarray(value)
+    return ("constant", array.shape, str(array.dtype), array.tobytes())
