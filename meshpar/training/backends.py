@@ -49,7 +49,7 @@ def build(recipe: Recipe, mode: str, batch: Slots) -> Built:
 def _by_xla(recipe: Recipe, mode: str, batch: Slots) -> Built:
     """By sharding constraints: XLA's partitioner decides what lies where in between."""
     whole = NamedSharding(batch.mesh.jax_mesh, PartitionSpec())
-    compute, opt = body(recipe, mode), recipe.opt
+    compute, opt = body(recipe, mode, batch), recipe.opt
 
     def run(state: State, arrays: Arrays) -> Any:
         out = compute(
@@ -77,7 +77,7 @@ def _by_meshpar(recipe: Recipe, mode: str, batch: Slots) -> Built:
     train = mode == "train"
     opt = recipe.opt if train else None
     state = [recipe.params, recipe.rest, *([] if opt is None else [opt])]
-    groups, mesh, compute = [*state, batch], batch.mesh, body(recipe, mode)
+    groups, mesh, compute = [*state, batch], batch.mesh, body(recipe, mode, batch)
 
     def of_leaves(*leaves: jax.Array) -> Any:
         params, rest, *others = [

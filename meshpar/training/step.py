@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from meshpar.training.adapters import Adapter
+from meshpar.training.pipelined import Pipeline, pipelined
 from meshpar.training.state import Arrays, Slots
 
 __all__ = ["Partitioner", "Recipe", "State", "body"]
@@ -40,34 +42,55 @@ class Recipe:
     grads: Slots | None  # where gradients shall lie before the update; None leaves it to XLA
     num_labels: int  # how many of the arguments, from the last, are labels
     partitioner: Partitioner = "meshpar"
+    pipeline: Pipeline | None = None
 
 
-def body(recipe: Recipe, mode: str) -> Callable[..., Tree]:
+def body(recipe: Recipe, mode: str, batch: Slots) -> Callable[..., Tree]:
     """What a mode computes, from logical values: `(params, rest, opt, args) -> result`.
+
+    Args:
+      recipe: what it is made of.
+      mode: "train", "eval" or "predict".
+      batch: where the arguments lie.
 
     The result is (params, rest, opt, loss) in mode "train", the loss in mode "eval", and the
     outputs in mode "predict".
     """
 
     def train(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
-        return _train(recipe, params, rest, opt, args)
+        return _train(recipe, batch, params, rest, opt, args)
 
     def evaluate(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> jax.Array:
-        return _loss(recipe, params, rest, args, train=False)[0]
+        return _mean(forward(partial(_loss, recipe, train=False), params, rest, args))
 
     def predict(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
-        return recipe.adapter.apply(params, rest, args, train=False)[0]
+        return forward(partial(recipe.adapter.apply, train=False), params, rest, args)
+
+    def forward(of: Callable[..., Any], params: Tree, rest: Tree, args: Sequence[Any]) -> Any:
+        if recipe.pipeline is None:
+            return of(params, rest, args)[0]
+        given = (recipe.params, params), rest, (batch, args)
+        return pipelined(recipe.pipeline, of, *given, train=False)[0]
 
     return {"train": train, "eval": evaluate, "predict": predict}[mode]
 
 
-def _train(recipe: Recipe, params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
+def _train(
+    recipe: Recipe, batch: Slots, params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]
+) -> Tree:
     assert recipe.tx is not None, "train() checks the optimizer"
 
     def objective(params: Tree) -> tuple[jax.Array, Tree]:
-        return _loss(recipe, params, rest, args, train=True)
+        loss, after = _loss(recipe, params, rest, args, train=True)
+        return _mean(loss), after
 
-    (loss, rest), grads = jax.value_and_grad(objective, has_aux=True)(params)
+    if recipe.pipeline is None:
+        (loss, rest), grads = jax.value_and_grad(objective, has_aux=True)(params)
+    else:
+        given = (recipe.params, params), rest, (batch, args)
+        forward = partial(_loss, recipe, train=True)
+        loss, rest, grads = pipelined(recipe.pipeline, forward, *given, train=True)
+        loss = _mean(loss)
     if recipe.grads is not None:
         grads = recipe.grads.annotated(grads)
     # Optimizers that look at the loss take it by name; the others ignore it.
@@ -78,7 +101,8 @@ def _train(recipe: Recipe, params: Tree, rest: Tree, opt: Tree, args: Sequence[A
 
 def _loss(
     recipe: Recipe, params: Tree, rest: Tree, args: Sequence[Any], *, train: bool
-) -> tuple[jax.Array, Tree]:
+) -> tuple[Any, Tree]:
+    """The loss, a scalar or `(sum, count)`, and the rest."""
     split = len(args) - recipe.num_labels
     inputs, labels = args[:split], args[split:]
     outputs, rest = recipe.adapter.apply(params, rest, inputs, train=train)
@@ -89,12 +113,20 @@ def _loss(
     else:
         several = isinstance(outputs, (tuple, list))
         value = recipe.loss(*(outputs if several else (outputs,)), *labels)
+    if isinstance(value, tuple) and [getattr(x, "shape", None) for x in value] == [(), ()]:
+        total, count = value
+        return (jnp.asarray(total), jax.lax.stop_gradient(jnp.asarray(count, total.dtype))), rest
     shape = getattr(value, "shape", None)
     if shape != ():
         got = f"of shape {shape}" if shape is not None else f"a {type(value).__name__}"
         raise ValueError(
             f"{'the model' if recipe.loss is None else 'loss'} returns {got}, and the loss must be "
-            "a scalar array, such as a mean"
+            "a scalar array, such as a mean, or (sum, count)"
             + ("; give loss= to make one of the outputs" if recipe.loss is None else "")
         )
     return jnp.asarray(value), rest
+
+
+def _mean(loss: Any) -> jax.Array:
+    """A loss as one number."""
+    return loss[0] / loss[1] if isinstance(loss, tuple) else loss

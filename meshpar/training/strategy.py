@@ -30,8 +30,19 @@ __all__ = ["Strategy", "check_acts"]
 class Strategy(Options):
     """The options of `to_static`.
 
-    What acts: `sharding.enable`, `.stage`, `.degree` (ZeRO) and `data_axes`. The other fields are
-    there with Paddle's defaults, and `to_static` raises `NotImplementedError` for one that is set.
+    What acts: `sharding.enable`, `.stage`, `.degree` (ZeRO); `data_axes`; and of `pipeline`
+    `enable`, `axis`, `schedule_mode`, `accumulate_steps` or `micro_batch_size`, `pp_degree`,
+    `vpp_degree`, `split_backward`. The other fields are there with Paddle's defaults, and
+    `to_static` raises `NotImplementedError` for one that is set.
+
+    With `pipeline` the model's run of equal layers is found in its program and shared out evenly,
+    in order, over the ranks along the mesh axis `pipeline.axis`; what comes before them runs on the
+    first stage's rank, what comes after and the loss on the last one's. `schedule_mode` is a name
+    of `schedules.NAMES` or "auto". `accumulate_steps` is the number of microbatches into which the
+    batch is cut, `micro_batch_size` the rows of one on each device. A step equals the step without
+    a pipeline, random numbers and means over the whole batch included. Every parameter lies cut
+    over the axis where its dims allow; scanned layers lie where they are used, unrolled ones move
+    to their rank once a step.
 
     Args:
       config: field -> value, and group -> dict of its fields.
@@ -142,6 +153,15 @@ class Strategy(Options):
 
 _ACTING = {
     "data_axes",
+    "pipeline.accumulate_steps",
+    "pipeline.axis",
+    "pipeline.enable",
+    "pipeline.micro_batch_size",
+    "pipeline.pp_degree",
+    "pipeline.schedule_mode",
+    "pipeline.split_backward",
+    "pipeline.vpp_degree",
+    "pipeline.vpp_seg_method",
     "sharding.enable",
     "sharding.stage",
     "sharding.degree",
@@ -153,7 +173,8 @@ def check_acts(strategy: Strategy) -> None:
 
     Raises:
       NotImplementedError: names the field.
-      ValueError: a field of `sharding` is set and `sharding.enable` is not, or no such stage.
+      ValueError: a field of `sharding` or `pipeline` is set and its `enable` is not, or no such
+        stage.
     """
     for name, value in strategy.changed().items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
@@ -165,12 +186,13 @@ def check_acts(strategy: Strategy) -> None:
                     + ", ".join(sorted(_ACTING))
                 )
     sharding = strategy.sharding
-    if not sharding.enable and sharding.changed():
-        key, setting = next(iter(sharding.changed().items()))
-        raise ValueError(
-            f"Strategy.sharding.{key} = {setting!r} has no effect without "
-            "Strategy.sharding.enable = True"
-        )
+    for name, group in (("sharding", sharding), ("pipeline", strategy.pipeline)):
+        if not group.enable and group.changed():
+            key, setting = next(iter(group.changed().items()))
+            raise ValueError(
+                f"Strategy.{name}.{key} = {setting!r} has no effect without "
+                f"Strategy.{name}.enable = True"
+            )
     if sharding.stage not in (1, 2, 3):
         raise ValueError(
             f"Strategy.sharding.stage = {sharding.stage}: the stages are 1 (optimizer state), "

@@ -91,9 +91,10 @@ class GradientMergeConfig(Options):
 
 @dataclass(slots=True, repr=False)
 class PipelineConfig(Options):
-    """Pipeline parallelism."""
+    """Pipeline parallelism; `axis` is ours: the mesh axis along which the ranks lie."""
 
     enable: bool = False
+    axis: str = "pp"
     schedule_mode: str = "1F1B"
     pp_degree: int = 1
     vpp_degree: int = 1

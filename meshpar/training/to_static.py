@@ -17,6 +17,7 @@ from meshpar.training.axes import data_axes, mesh_for, zero_axis
 from meshpar.training.batch import BatchPlacer, read_input_spec
 from meshpar.training.dist_model import DistModel
 from meshpar.training.optimizer_state import create_optimizer_state, optimizer_slots
+from meshpar.training.pipelined import pipeline_of
 from meshpar.training.stages import ShardedOptimizer, ShardingStage, cut_over
 from meshpar.training.state import Arrays, Slots, owned_copy, slots_of
 from meshpar.training.step import Partitioner, Recipe, State
@@ -46,7 +47,8 @@ def to_static(
       *positional: the strategy, or Paddle's order from `loader` on.
       strategy: options; see `Strategy` for what acts.
       loss: called as `loss(*outputs, *labels)`, for a function model as `loss(outputs, batch)`;
-        returns a scalar. `None`: the model returns its own scalar loss.
+        returns a scalar, or `(sum, count)`, whose quotient is the loss; the count has no gradient.
+        `None`: the model returns its own loss.
       optimizer: an optax transformation, or what `shard_optimizer` made of one.
       loader: may say where its batches belong (`batch_placements`); no batch is taken from it.
       input_spec: where the leaves of a batch belong: one spec per argument, such as `[Shard(0)]`,
@@ -119,6 +121,13 @@ def _assembled(
     options: dict[str, Any],
     partitioner: Partitioner,
 ) -> DistModel:
+    pipeline = pipeline_of(strategy, mesh)
+    if pipeline is not None and partitioner == "meshpar":
+        raise NotImplementedError(
+            "to_static(partitioner='meshpar') with Strategy.pipeline: stages are partitioned by "
+            "meshpar either way, and the update is left to XLA for now; partitioner='xla'"
+        )
+
     def cut(shape: tuple[int, ...], layout: Layout) -> Layout:
         return layout if axis is None else cut_over(axis, shape, layout, mesh.axis_sizes)
 
@@ -128,6 +137,12 @@ def _assembled(
 
     params, rest = slots_of(adapter.params, mesh), slots_of(adapter.rest, mesh)
     _check_names(params, rest)
+    if pipeline is not None:
+        by_rank = (
+            cut_over(pipeline.axis, slot.shape, slot.layout, mesh.axis_sizes)
+            for slot in params.leaves
+        )
+        params = params.with_layouts(by_rank)
     cuts = params.with_layouts(cut(slot.shape, slot.layout) for slot in params.leaves)
     params = cuts if stage >= 3 else params
     stored, opt, opt_arrays = taken(adapter.params, params), None, ()
@@ -146,13 +161,14 @@ def _assembled(
         grads=cuts if stage >= 2 else None,
         num_labels=int(has_labels) if spec.num_labels is None else spec.num_labels,
         partitioner=partitioner,
+        pipeline=pipeline,
     )
     placer = BatchPlacer(
         mesh,
         data_axes(strategy, mesh),
         spec,
         options["loader"],
-        warn=strategy.data_axes is None,
+        warn=strategy.data_axes is None and pipeline is None,
     )
     return DistModel(recipe, State(stored, taken(adapter.rest, rest), opt_arrays), placer)
 

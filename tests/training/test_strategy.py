@@ -68,11 +68,18 @@ BASE = {
     "reinit": False, "full_graph": True,
 }  # fmt: skip
 OURS = {"data_axes": None}
-ACTING = {"data_axes", "sharding.enable", "sharding.stage", "sharding.degree"}
+ACTING = {"data_axes", "sharding.enable", "sharding.stage", "sharding.degree"} | {
+    f"pipeline.{name}"
+    for name in (
+        "accumulate_steps axis enable micro_batch_size pp_degree schedule_mode split_backward "
+        "vpp_degree vpp_seg_method"
+    ).split()
+}
 
 
 def test_fields_and_defaults_are_paddles():
-    assert mp.Strategy().to_dict() == BASE | OURS | PADDLE
+    pipeline = {"pipeline": PADDLE["pipeline"] | {"axis": "pp"}}  # `axis` is ours
+    assert mp.Strategy().to_dict() == BASE | OURS | PADDLE | pipeline
 
 
 def test_groups_take_values_from_a_dict_and_by_attribute():

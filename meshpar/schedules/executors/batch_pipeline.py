@@ -45,7 +45,8 @@ class BatchPipeline:
     Args:
       program: (parameters, other state, batch) -> (result, other state).
       groups: its inputs.
-      results: the number of outputs that are results; one scalar, the loss, in training.
+      results: the number of outputs that are results; scalars in training, where the gradients are
+        of the first.
       schedule: a valid table.
       mesh: the mesh.
       axis: its axis of ranks.
@@ -156,8 +157,7 @@ class BatchPipeline:
             return run_program(cut.before.program, *params, *given)
 
         def last(params: list[Any], y: list[Any], given: list[Any]) -> Any:
-            out = run_program(cut.after.program, *params, *given, *y)
-            return out[0] if self._train else out
+            return run_program(cut.after.program, *params, *given, *y)
 
         return Stages(
             stage,

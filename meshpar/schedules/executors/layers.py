@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def find_layers(
     return found
 
 
-# --- scanned ---------------------------------------------------------------------------------------
+# --- scanned --------------------------------------------------------------------------------------
 
 
 def _scanned(program: Program, active: set[int]) -> Layers | None:
@@ -103,26 +104,23 @@ def _loop(node: Node, position: int, active: set[int]) -> Layers | None:
         return None
     (at,) = moving
     refs = [node.ins[p] for p in fixed]
-    if isinstance(node.ins[at], Constant) or any(isinstance(ref, Constant) for ref in refs):
-        return None
-    if any(ref in active for ref in refs):
+    values = {p: ref for p, ref in enumerate(node.ins) if not isinstance(ref, Constant)}
+    if len(values) < len(node.ins) or any(ref in active for ref in refs):
         return None
     own, shared = [p for p in fixed if p > at], [p for p in fixed if p < at]
     inputs = tuple(body.inputs[p] for p in (at, *own, *shared))
     one = Program(body.avals, inputs, body.constants, body.nodes, (body.outputs[at - consts],))
-    x, out = node.ins[at], node.outs[at - consts]
-    assert not isinstance(x, Constant), "checked above"
-    stacks = tuple(ref for p in own if not isinstance(ref := node.ins[p], Constant))
-    ones = tuple(ref for p in shared if not isinstance(ref := node.ins[p], Constant))
-    return Layers(one, x, out, (stacks,), ones, node.params["length"], position)
+    stacks, ones = tuple(values[p] for p in own), tuple(values[p] for p in shared)
+    out, length = node.outs[at - consts], node.params["length"]
+    return Layers(one, values[at], out, (stacks,), ones, length, position)
 
 
-# --- unrolled --------------------------------------------------------------------------------------
+# --- unrolled -------------------------------------------------------------------------------------
 
 
 def _unrolled(program: Program, active: set[int]) -> Layers | None:
     cuts = _cuts(program, active)
-    pieces = [_Piece(program, active, lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    pieces = [_Piece(program, active, lo, hi) for lo, hi in pairwise(cuts)]
     names: dict[Hashable, int] = {}
     kinds = [names.setdefault(piece.form, len(names)) for piece in pieces]
     best: tuple[int, int, int, int] | None = None  # operations, -period, start, count
@@ -141,7 +139,7 @@ def _unrolled(program: Program, active: set[int]) -> Layers | None:
         return None
     _, minus, start, count = best
     bounds = [cuts[start - minus * k] for k in range(count + 1)]
-    layers = [_Piece(program, active, lo, hi) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    layers = [_Piece(program, active, lo, hi) for lo, hi in pairwise(bounds)]
     if len({layer.form for layer in layers}) != 1:
         return None
     first = layers[0]

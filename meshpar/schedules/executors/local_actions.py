@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from meshpar.compiler.program import Program, program_of
 from meshpar.placements.layout import Layout
@@ -52,7 +53,8 @@ class Stages:
       first: `(parameters, microbatch) -> x`; `None` where the microbatch is x.
       first_params: its parameters.
       microbatch: one microbatch.
-      last: `(parameters, y, target) -> result`, in training a scalar.
+      last: `(parameters, y, target) -> result`, in training scalars, of which the gradient is the
+        first's.
       last_params: its parameters.
       target: one microbatch's target.
       recompute: whether the backward pass runs a stage again instead of keeping its values.
@@ -229,11 +231,14 @@ def _last(
                 return last(_replaced(leaves, tree, trained, values), y, target)
 
             out, pullback = jax.vjp(run, [leaves[k] for k in trained], y)
-            for_params, for_y = pullback(jax.numpy.full_like(out, scale))
+            whole, *others = jax.tree.leaves(out)
+            seeds = [jnp.full_like(whole, scale), *map(jnp.zeros_like, others)]
+            for_params, for_y = pullback(jax.tree.unflatten(jax.tree.structure(out), seeds))
             return out, for_y, for_params
 
         program, _ = _traced(with_gradients, stages.last_params, x, stages.target)
-        wanted = [None, *x.layouts, *[None] * len(trained)]
+        results = [None] * len(jax.tree.leaves(result))
+        wanted = [*results, *x.layouts, *[None] * len(trained)]
     local = within.local(program, inputs, wanted, leave_pending=in_parts or scale is not None)
     return local, Placed(result, local.outputs[: len(jax.tree.leaves(result))])
 

@@ -1,0 +1,209 @@
+"""`Strategy.pipeline`: a step whose forward and backward passes run as a pipeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshpar.compiler.program import program_of
+from meshpar.errors import MeshError, MeshparError
+from meshpar.mesh import ProcessMesh
+from meshpar.placements.layout import Layout
+from meshpar.schedules import NAMES, Schedule, auto, generate
+from meshpar.schedules.executors.batch_pipeline import BatchPipeline, Groups
+from meshpar.training.state import Slots
+from meshpar.training.strategy import Strategy
+
+__all__ = ["Pipeline", "pipeline_of", "pipelined"]
+
+Tree = Any  # a pytree of arrays, whose type is the user's
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How a model is pipelined.
+
+    Args:
+      axis: the mesh axis of the ranks.
+      schedule: a name of `schedules.NAMES`, or "auto".
+      chunks: stages on a rank.
+      microbatches: their number; `None` where their size is given.
+      rows: rows of a microbatch on each device; `None` where their number is given.
+      split_backward: whether full backwards are split.
+    """
+
+    axis: str
+    schedule: str
+    chunks: int
+    microbatches: int | None
+    rows: int | None
+    split_backward: bool
+
+    def table(self, batch: Slots, *, train: bool) -> Schedule:
+        """The schedule for a batch.
+
+        Raises:
+          MeshparError: the batch does not split into equal microbatches.
+        """
+        sizes = batch.mesh.axis_sizes
+        M = self._count(batch, train=train)
+        P, V = sizes[self.axis], self.chunks
+        if self.schedule == "auto":
+            return auto(P, M, V)
+        return generate(self.schedule, P, M, V, split_backward=self.split_backward)
+
+    def _count(self, batch: Slots, *, train: bool) -> int:
+        rows = {(s.shape[0], s.layout.dims[0]) for s in batch.leaves if s.shape}
+        sizes = {n for n, _ in rows}
+        axes = {axis for _, dim in rows for axis in dim}
+        cut = math.prod(batch.mesh.axis_sizes[axis] for axis in axes)
+        (n,) = sizes if len(sizes) == 1 else (0,)
+        if not n:
+            raise MeshparError(
+                "the leaves of the batch have no common number of rows.",
+                rows=", ".join(f"{s.name or 'batch'} {s.shape}" for s in batch.leaves),
+            )
+        own = n // cut
+        count = self.microbatches or max(1, own // (self.rows or 1))
+        if not train:  # any number gives the same outputs
+            return next(m for m in range(min(count, own), 0, -1) if own % m == 0)
+        if n % (cut * count) or (self.rows and own % self.rows):
+            size = f"{self.rows} rows" if self.rows else f"{count} microbatches"
+            raise MeshparError(
+                f"a batch of {n} rows does not split into equal microbatches.",
+                because=f"{n} rows over {cut} data-parallel parts are {own} each, and Strategy."
+                f"pipeline asks for {size}",
+                instead=f"a batch of {max(1, n // (cut * count)) * cut * count} rows",
+            )
+        return count
+
+
+def pipeline_of(strategy: Strategy, mesh: ProcessMesh) -> Pipeline | None:
+    """What `Strategy.pipeline` asks for, checked; `None` if it is not enabled.
+
+    Raises:
+      MeshError: the mesh has no axis for the ranks, or one of another size.
+      ValueError: an unknown schedule, or sizes that do not fit each other.
+      NotImplementedError: another way to find the stages than by equal layers.
+    """
+    asked = strategy.pipeline
+    if not asked.enable:
+        return None
+    axis = asked.axis
+    if axis not in mesh.axis_sizes:
+        raise MeshError(
+            f"Strategy.pipeline.axis is {axis!r}, which is no axis of the mesh.",
+            mesh=mesh,
+            instead='a mesh such as ProcessMesh([[0, 1], [2, 3]], ["pp", "dp"])',
+        )
+    size = mesh.axis_sizes[axis]
+    if "pp_degree" in asked.changed() and asked.pp_degree != size:
+        raise MeshError(
+            f"Strategy.pipeline.pp_degree is {asked.pp_degree}, and mesh axis {axis!r} has size "
+            f"{size}.",
+            mesh=mesh,
+        )
+    if asked.schedule_mode not in (*NAMES, "auto"):
+        raise ValueError(
+            f"Strategy.pipeline.schedule_mode = {asked.schedule_mode!r}: it is one of "
+            f"{', '.join(NAMES)} or auto"
+        )
+    if asked.vpp_seg_method not in ("", "uniform"):
+        raise NotImplementedError(
+            f"Strategy.pipeline.vpp_seg_method = {asked.vpp_seg_method!r}: stages are found as "
+            "runs of equal layers, which 'uniform' says too; by class names is not there yet"
+        )
+    changed = asked.changed()
+    if "accumulate_steps" in changed and "micro_batch_size" in changed:
+        raise ValueError(
+            "Strategy.pipeline: accumulate_steps is the number of microbatches and "
+            "micro_batch_size their size on a device; set one of them, the batch tells the other"
+        )
+    by_size = "micro_batch_size" in changed
+    twofold = asked.schedule_mode in ("ZBVPP", "DualPipeV") and "vpp_degree" not in changed
+    pipeline = Pipeline(
+        axis,
+        asked.schedule_mode,
+        2 if twofold else asked.vpp_degree,
+        None if by_size else asked.accumulate_steps,
+        asked.micro_batch_size if by_size else None,
+        asked.split_backward,
+    )
+    if asked.schedule_mode != "auto":
+        generate(asked.schedule_mode, size, 1, pipeline.chunks)  # refuses a wrong vpp_degree
+    return pipeline
+
+
+def pipelined(
+    pipeline: Pipeline,
+    forward: Callable[[Tree, Tree, Sequence[Any]], tuple[Any, Tree]],
+    params: tuple[Slots, Tree],
+    rest: Tree,
+    batch: tuple[Slots, Sequence[Any]],
+    *,
+    train: bool,
+) -> tuple[Any, Tree, Tree]:
+    """Runs a model as a pipeline, in traced code.
+
+    Args:
+      pipeline: how.
+      forward: `(params, rest, args) -> (result, rest)`.
+      params: where the parameters lie, and their values.
+      rest: the other state.
+      batch: where the arguments lie, and their values.
+      train: whether gradients are wanted; the result is then a scalar, or `(sum, count)`.
+
+    Returns:
+      The result, the rest, and the gradients of the parameters (in training).
+    """
+    slots, values = params
+    placed, args = batch
+    groups = [jax.tree.flatten(tree) for tree in (values, rest, args)]
+    counts = [len(leaves) for leaves, _ in groups]
+    out_trees: list[Any] = []
+
+    def of_leaves(*leaves: Any) -> list[Any]:
+        parts, start = [], 0
+        for count, (_, tree) in zip(counts, groups, strict=True):
+            parts.append(jax.tree.unflatten(tree, leaves[start : start + count]))
+            start += count
+        result, after = forward(*parts)
+        out_trees[:] = [jax.tree.structure(result)]
+        return [*jax.tree.leaves(result), *jax.tree.leaves(after)]
+
+    leaves = [leaf for group, _ in groups for leaf in group]
+    program = program_of(jax.make_jaxpr(of_leaves)(*leaves))
+    results = out_trees[0].num_leaves
+    step = BatchPipeline(
+        program,
+        Groups(_even(slots), counts[1], placed.layouts),
+        results,
+        pipeline.table(placed, train=train),
+        placed.mesh,
+        pipeline.axis,
+        tuple(dict.fromkeys(a for s in placed.leaves if s.shape for a in s.layout.dims[0])),
+        train=train,
+    )
+    made, state, gradients = step(*leaves)
+    if train and results == 2:  # the gradients are those of the sum
+        gradients = [(g / made[1]).astype(g.dtype) for g in gradients]
+    result = jax.tree.unflatten(out_trees[0], made)
+    after = jax.tree.unflatten(groups[1][1], state)
+    return result, after, jax.tree.unflatten(groups[0][1], gradients) if train else None
+
+
+def _even(slots: Slots) -> list[Layout]:
+    """The layouts, without the axes on dims that they do not divide."""
+    sizes = slots.mesh.axis_sizes
+    out = []
+    for slot in slots.leaves:
+        dims = [
+            dim if not n % math.prod(sizes[axis] for axis in dim) else ()
+            for n, dim in zip(slot.shape, slot.layout.dims, strict=True)
+        ]
+        out.append(Layout(tuple(dims)))
+    return out
