@@ -72,7 +72,7 @@ soak: $(STAMP) ## launch LAUNCHES jobs in a row, which must leave nothing behind
 	$(BIN)/python -m tests.launch.soak --launches $(LAUNCHES) $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks
-	for name in step_time against_xla spmd_oracle; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in step_time against_xla spmd_oracle pipeline; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 peer: $(PEERS)/minilm/.installed ## compute anew what other packages answer, in environments of their own
 	$(PEERS)/minilm/bin/python tests/peers/minilm.py

@@ -122,11 +122,6 @@ def _assembled(
     partitioner: Partitioner,
 ) -> DistModel:
     pipeline = pipeline_of(strategy, mesh)
-    if pipeline is not None and partitioner == "meshpar":
-        raise NotImplementedError(
-            "to_static(partitioner='meshpar') with Strategy.pipeline: stages are partitioned by "
-            "meshpar either way, and the update is left to XLA for now; partitioner='xla'"
-        )
 
     def cut(shape: tuple[int, ...], layout: Layout) -> Layout:
         return layout if axis is None else cut_over(axis, shape, layout, mesh.axis_sizes)

@@ -70,10 +70,17 @@ BASE = {
 OURS = {"data_axes": None}
 ACTING = {"data_axes", "sharding.enable", "sharding.stage", "sharding.degree"} | {
     f"pipeline.{name}"
-    for name in (
-        "accumulate_steps axis enable micro_batch_size pp_degree schedule_mode split_backward "
-        "vpp_degree vpp_seg_method"
-    ).split()
+    for name in [
+        "accumulate_steps",
+        "axis",
+        "enable",
+        "micro_batch_size",
+        "pp_degree",
+        "schedule_mode",
+        "split_backward",
+        "vpp_degree",
+        "vpp_seg_method",
+    ]
 }
 
 

@@ -68,8 +68,8 @@ def find_layers(
     Raises:
       LayerError: there are fewer.
     """
-    active = depending_on(program, params) & depending_on(program, batch)
-    found = _scanned(program, active) or _unrolled(program, active)
+    known = _Known(depending_on(program, params), depending_on(program, batch))
+    found = _scanned(program, known.active) or _unrolled(program, known)
     if found is None or found.count < least:
         many = "no run of equal layers" if found is None else f"{found.count} equal layers"
         raise LayerError(
@@ -79,6 +79,18 @@ def find_layers(
             instead="fewer ranks or a smaller vpp_degree, or more layers",
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What values depend on."""
+
+    params: set[int]
+    batch: set[int]
+
+    @property
+    def active(self) -> set[int]:
+        return self.params & self.batch
 
 
 # --- scanned --------------------------------------------------------------------------------------
@@ -118,9 +130,9 @@ def _loop(node: Node, position: int, active: set[int]) -> Layers | None:
 # --- unrolled -------------------------------------------------------------------------------------
 
 
-def _unrolled(program: Program, active: set[int]) -> Layers | None:
-    cuts = _cuts(program, active)
-    pieces = [_Piece(program, active, lo, hi) for lo, hi in pairwise(cuts)]
+def _unrolled(program: Program, known: _Known) -> Layers | None:
+    cuts = _cuts(program, known.active)
+    pieces = [_Piece(program, known, lo, hi) for lo, hi in pairwise(cuts)]
     names: dict[Hashable, int] = {}
     kinds = [names.setdefault(piece.form, len(names)) for piece in pieces]
     best: tuple[int, int, int, int] | None = None  # operations, -period, start, count
@@ -139,14 +151,22 @@ def _unrolled(program: Program, active: set[int]) -> Layers | None:
         return None
     _, minus, start, count = best
     bounds = [cuts[start - minus * k] for k in range(count + 1)]
-    layers = [_Piece(program, active, lo, hi) for lo, hi in pairwise(bounds)]
+    layers = [_Piece(program, known, lo, hi) for lo, hi in pairwise(bounds)]
     if len({layer.form for layer in layers}) != 1:
         return None
     first = layers[0]
-    inputs = (first.x, *first.own, *first.shared)
+    # What all layers take alike, such as tables of positions, need not be stacked.
+    alike = [
+        len(set(row)) == 1 and row[0] not in known.params
+        for row in zip(*(layer.own for layer in layers), strict=True)
+    ]
+    shared = (*(v for v, same in zip(first.own, alike, strict=True) if same), *first.shared)
+    own = tuple(
+        tuple(v for v, same in zip(layer.own, alike, strict=True) if not same) for layer in layers
+    )
+    inputs = (first.x, *own[0], *shared)
     body = Program(program.avals, inputs, program.constants, first.nodes, (first.out,))
-    own = tuple(layer.own for layer in layers)
-    return Layers(body, first.x, layers[-1].out, own, first.shared, count, bounds[-1][0] - 1)
+    return Layers(body, first.x, layers[-1].out, own, shared, count, bounds[-1][0] - 1)
 
 
 def _cuts(program: Program, active: set[int]) -> list[tuple[int, int]]:
@@ -159,7 +179,7 @@ def _cuts(program: Program, active: set[int]) -> list[tuple[int, int]]:
     for position, node in enumerate(program.nodes):
         live = {value for value in live if last_use.get(value, -1) > position}
         live |= {v for v in node.outs if v in active and last_use.get(v, -1) > position}
-        if len(live) == 1:
+        if len(live) == 1 and (not out or out[-1][1] not in live):
             out.append((position + 1, next(iter(live))))
     return out
 
@@ -169,19 +189,23 @@ class _Piece:
 
     Args:
       program: the whole program.
-      active: the values that depend on parameters and batch.
+      known: what values depend on.
       begin: the first cut.
       end: the second.
     """
 
     def __init__(
-        self, program: Program, active: set[int], begin: tuple[int, int], end: tuple[int, int]
+        self, program: Program, known: _Known, begin: tuple[int, int], end: tuple[int, int]
     ) -> None:
         self.x, self.out = begin[1], end[1]
         needed, nodes = {self.out}, list[Node]()
-        # Operations that others need, such as the next random state, are not the layer's.
-        for node in reversed(program.nodes[begin[0] : end[0]]):
-            if not needed.isdisjoint(node.outs):
+        # Operations that others need, such as the next random state, are not the layer's; what an
+        # earlier one makes of parameters alone is.
+        for position in reversed(range(end[0])):
+            node = program.nodes[position]
+            early = position < begin[0]
+            mine = not early or known.params - known.batch >= set(node.outs)
+            if mine and not needed.isdisjoint(node.outs):
                 nodes.append(node)
                 needed |= values_of(node.ins)
         self.nodes = nodes[::-1]
@@ -193,9 +217,8 @@ class _Piece:
             if not isinstance(ref, Constant) and ref not in made and ref != self.x
         )
         constants = program.constants
-        inputs = set(program.inputs)
-        self.own = tuple(value for value in outside if value in inputs)
-        self.shared = tuple(v for v in outside if v not in inputs and v not in constants)
+        self.own = tuple(v for v in outside if v not in known.batch and v not in constants)
+        self.shared = tuple(v for v in outside if v in known.batch)
         aval = program.avals[self.x]
         numbers: dict[int, Hashable] = {self.x: ("x", aval.shape, aval.dtype)}
         for k, value in enumerate(self.own):

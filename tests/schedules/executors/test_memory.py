@@ -1,0 +1,70 @@
+"""What the compiled step takes: the table's slots and little more, whatever the microbatches."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshpar as mp
+from meshpar.schedules.executors import program as programs
+
+RANKS, ROWS = 4, 2048
+
+
+def block(params, x):
+    return x + jax.nn.gelu(x @ params["up"]) @ params["down"]
+
+
+@pytest.fixture(name="compiled")
+def _compiled(monkeypatch):
+    """(schedule, microbatches) -> temporaries, bytes of slots, instructions."""
+    tables = []
+    make = programs.slot_table
+
+    def noted(*args):
+        tables.append(make(*args))
+        return tables[-1]
+
+    monkeypatch.setattr(programs, "slot_table", noted)
+    mesh = mp.ProcessMesh.create({"pp": RANKS})
+    params = {
+        "up": jax.ShapeDtypeStruct((RANKS, 32, 128), jnp.float32),
+        "down": jax.ShapeDtypeStruct((RANKS, 128, 32), jnp.float32),
+    }
+
+    def compile_step(name, microbatches):
+        x = jax.ShapeDtypeStruct((microbatches, ROWS, 32), jnp.float32)
+
+        def loss(params, x, target):
+            return mp.pipeline(
+                block,
+                params,
+                x,
+                name,
+                mesh,
+                loss_fn=lambda y, t: ((y - t) ** 2).mean(),
+                targets=target,
+            )
+
+        step = jax.jit(jax.value_and_grad(loss)).lower(params, x, x).compile()
+        temporaries = step.memory_analysis().temp_size_in_bytes
+        return temporaries, tables[-1].bytes, step.as_text().count("\n")
+
+    return compile_step
+
+
+def test_1f1b_does_not_grow_and_fthenb_does(compiled):
+    few, many, all_forward = compiled("1F1B", 8), compiled("1F1B", 32), compiled("FThenB", 32)
+    assert abs(many[0] - few[0]) <= 0.01 * few[0]
+    assert many[1] == few[1]
+    assert all_forward[0] > 4 * many[0]
+    # The program of 32 microbatches is that of 8; only the table it scans is longer.
+    assert abs(many[2] - few[2]) <= 0.05 * few[2]
+
+
+def test_slots_take_most_of_the_memory(compiled):
+    temporaries, slots, _ = compiled("1F1B", 8)
+    assert slots <= temporaries <= 1.3 * slots
+
+
+def test_zero_bubble_needs_little_more(compiled):
+    assert compiled("ZBH1", 8)[1] <= 1.1 * compiled("1F1B", 8)[1]
