@@ -97,7 +97,7 @@ def expected(model, layers, scanned):
     return history(one_device(model, layers, scanned))
 
 
-def piped(model, axes, loss=masked, zero=0, partitioner="xla", **options):
+def piped(model, axes, loss=masked, zero=0, partitioner="meshpar", **options):
     mesh = mp.ProcessMesh.create(axes)
     config = {"pipeline": {"enable": True, **options}}
     if zero:
@@ -112,9 +112,16 @@ def piped(model, axes, loss=masked, zero=0, partitioner="xla", **options):
 
 def check(name, mesh, M, model, layers, scanned):
     options = {"schedule_mode": name, "accumulate_steps": M}
+    partitioner = "xla" if mesh == "pp2" else "meshpar"
     if name in ("VPP", "InterleavedZB", "ZBVPP", "DualPipeV"):
         options["vpp_degree"] = 2
-    dm = piped(build(model, layers, scanned), MESHES[mesh], zero=int("zero1" in mesh), **options)
+    dm = piped(
+        build(model, layers, scanned),
+        MESHES[mesh],
+        zero=int("zero1" in mesh),
+        partitioner=partitioner,
+        **options,
+    )
     np.testing.assert_allclose(history(dm), expected(model, layers, scanned), rtol=1e-5)
 
 
@@ -232,7 +239,6 @@ def test_state_that_activations_decide():
         ({"accumulate_steps": 2, "micro_batch_size": 2}, ValueError, "set one"),
         ({"vpp_seg_method": "layer:Block"}, NotImplementedError, "class names"),
         ({"generation_batch_size": 2}, NotImplementedError, "generation_batch_size"),
-        ({"partitioner": "meshpar"}, NotImplementedError, "partitioner='xla'"),
     ],
 )
 def test_options_that_do_not_fit(options, error, message):
