@@ -29,6 +29,7 @@ class Place:
       endpoints: `host:port` of each process, where the launcher gave them.
       devices: the local devices that it may use; `None` means all.
       by: what told it, for messages.
+      held: meshpar's launcher started it, and holds the master's port.
     """
 
     rank: int = 0
@@ -38,6 +39,7 @@ class Place:
     endpoints: tuple[str, ...] = ()
     devices: tuple[int, ...] | None = None
     by: str = "no variable"
+    held: bool = False
 
 
 def place() -> Place:
@@ -81,6 +83,7 @@ def place() -> Place:
         endpoints,
         tuple(int(d) for d in devices.split(",")) if devices else None,
         "PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM and PADDLE_MASTER",
+        "MESHPAR_JOB_ID" in os.environ,
     )
 
 

@@ -132,7 +132,7 @@ def _met(where: Place, wait: Patience) -> tuple[Place, dict[int, Line]]:
         clear_backends()
         jax.clear_caches()
     assert where.master is not None, "a place among several has a master"
-    lines = meet(where.master, where.rank, where.size, wait.meet)
+    lines = meet(where.master, where.rank, where.size, wait.meet, held=where.held)
     host, _, port = where.master.rpartition(":")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     with _clear_errors(where):

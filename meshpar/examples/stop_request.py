@@ -6,6 +6,8 @@ import signal
 from types import FrameType
 from typing import Any
 
+import meshpar as mp
+
 
 class StopRequest:
     """A context in which the first Ctrl-C sets `asked`; a second one interrupts as ever.
@@ -24,6 +26,18 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         self._before = signal.signal(signal.SIGINT, self._ask)
         return self
+
+    def agreed(self) -> bool:
+        """Whether to stop now; called by all ranks once a step, it tells all of them the same.
+
+        Ctrl-C reaches ranks in different steps, and they can only stop in one. They tell each other
+        beside the arrays, so that no device waits.
+        """
+        if mp.get_world_size() == 1:
+            return self.asked
+        asked: list[bool] = []
+        mp.all_gather_object(asked, self.asked)
+        return any(asked)
 
     def __exit__(self, *exc: object) -> None:
         signal.signal(signal.SIGINT, self._before)

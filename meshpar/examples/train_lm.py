@@ -33,7 +33,10 @@ from tqdm import tqdm
 import meshpar as mp
 from meshpar import models
 from meshpar.examples.corpus import Corpus, batches, load_corpus
+from meshpar.examples.losses import Losses
 from meshpar.examples.stop_request import StopRequest
+
+_OF_ONE_RUN = ("save", "resume", "losses")  # options that a run that goes on does not take over
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,34 +48,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 after a loss that is not finite, 130 after Ctrl-C.
     """
-    options = parse(argv)
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    alone = mp.ParallelEnv().world_size == 1
+    if alone and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         mp.set_host_device_count(8)  # of no effect where there are GPUs or TPUs
+    mp.init_parallel_env()
+    options = parse(argv)
     number = jax.device_count()
     tp = math.gcd(number, 4)  # the model has 4 heads
     mesh = mp.ProcessMesh.create({"dp": number // tp, "tp": tp})
-    print(f"{number} {jax.devices()[0].platform} device(s): {mesh}")
+    say(f"{number} {jax.devices()[0].platform} device(s): {mesh}")
     corpus = load_corpus()
-    print(f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} to validate")
+    say(f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} to validate")
     dm = make_model(mesh, options)
     done = restore(dm, options.resume) if options.resume else 0
     if done >= options.steps:
-        print(f"{options.resume} has {done} steps already; a larger --steps trains longer.")
+        say(f"{options.resume} has {done} steps already; a larger --steps trains longer.")
         return 0
-    print(f"steps {done + 1} to {options.steps}, checkpoints in {options.save}")
+    say(f"steps {done + 1} to {options.steps}, checkpoints in {options.save}")
     try:
         with StopRequest() as stop:
             done = train(dm, corpus, done, options, stop)
         if done < options.steps:
-            print(f"Ctrl-C: stopped after {done} of {options.steps} steps.")
-            print(f"Go on: python -m meshpar.examples.train_lm --resume {options.save}")
+            say(f"Ctrl-C: stopped after {done} of {options.steps} steps.")
+            say(f"Go on: python -m meshpar.examples.train_lm --resume {options.save}")
             return 130
         report(dm, corpus, options)
     except FloatingPointError as error:
-        print(f"{error}. --nan=continue would go on. Checkpoints are in {options.save}.")
+        say(f"{error}. --nan=continue would go on. Checkpoints are in {options.save}.")
         return 1
     except KeyboardInterrupt:
-        print(f"Ctrl-C: the newest checkpoint in {options.save} is whole.")
+        say(f"Ctrl-C: the newest checkpoint in {options.save} is whole.")
         return 130
     return 0
 
@@ -97,16 +102,30 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--nan", choices=["stop", "continue"], default="stop", help="at a loss that is not finite")
     add("--save", metavar="DIR", help="folder of the checkpoints (default: runs/<time>)")
     add("--save-every", type=int, default=200, help="steps between checkpoints")
-    add("--resume", metavar="DIR", help="go on from the newest checkpoint in this folder")
+    add("--losses", metavar="FILE", help="add a line to it for each step: its number and loss")
+    add(
+        "--resume",
+        metavar="DIR",
+        help="go on from the newest checkpoint in this folder; auto: in that of --save, if any",
+    )
     options = parser.parse_args(argv)
+    starts_anew = options.resume == "auto"
+    if starts_anew:
+        if options.save is None:
+            parser.error("--resume auto: --save says in which folder the checkpoints are")
+        there = any(path.name.isdecimal() for path in Path(options.save).glob("*"))
+        options.resume = options.save if there else None
     if options.resume:
         contents = mp.checkpoint_contents(options.resume)
         saved = {k.removeprefix("options."): v for k, v in contents.items() if "options." in k}
         parser.set_defaults(**saved, save=options.resume)
-        options = parser.parse_args(argv)
+        folder, options = options.resume, parser.parse_args(argv)
+        options.resume = folder
     elif options.save is None:
-        options.save = str(Path("runs", time.strftime("%Y-%m-%d-%H%M%S")))
-    elif any(Path(options.save).glob("*")):
+        folder = [str(Path("runs", time.strftime("%Y-%m-%d-%H%M%S")))]
+        mp.broadcast_object_list(folder, src=0)  # all ranks save into one
+        (options.save,) = folder
+    elif not starts_anew and any(Path(options.save).glob("*")):
         parser.error(f"--save: {options.save} is not empty; --resume {options.save} goes on there")
     return options
 
@@ -143,40 +162,36 @@ def train(
     source = batches(corpus.train, options.batch_size, options.seq_len, options.seed, done)
     loader = mp.shard_dataloader(source, dm.mesh, shard_dims="dp")
     dm.train()
-    last: jax.Array | None = None
+    path = options.losses if jax.process_index() == 0 else None
+    losses = Losses(stop_at_nan=options.nan == "stop", path=path)
     start, first = time.perf_counter(), done
-    with tqdm(total=options.steps, initial=done, unit="step", file=sys.stdout) as bar:
+    quiet = jax.process_index() > 0
+    with tqdm(
+        total=options.steps, initial=done, unit="step", file=sys.stdout, disable=quiet
+    ) as bar:
         for step, batch in zip(range(done, options.steps), loader, strict=False):
-            loss = dm(batch["tokens"], batch["labels"])
+            losses.add(step + 1, dm(batch["tokens"], batch["labels"]))
             done = step + 1
-            if last is None:
+            value = losses.read(keep=1)  # that of this step is not there yet
+            if value is None:
                 start, first = time.perf_counter(), done  # the first step compiles
             else:
-                value = finite(last, step, options)  # that of this step is not there yet
                 tokens = (step - first) * options.batch_size * options.seq_len
                 speed = tokens / (time.perf_counter() - start)
                 bar.set_postfix_str(f"loss {value:.3f}, {speed:,.0f} tokens/s", refresh=False)
             bar.update()
-            last = loss
-            if stop.asked or done == options.steps or done % options.save_every == 0:
-                finite(loss, done, options)
+            stops = stop.agreed()
+            if stops or done == options.steps or done % options.save_every == 0:
+                losses.read()
                 save(dm, done, options)
-            if stop.asked:
+            if stops:
                 break
     return done
 
 
-def finite(loss: jax.Array, number: int, options: argparse.Namespace) -> float:
-    """The loss of the step of that number, from 1; raises for NaN, unless `--nan=continue`."""
-    value = float(loss)
-    if not math.isfinite(value) and options.nan == "stop":
-        raise FloatingPointError(f"The loss of step {number} is {value}")
-    return value
-
-
 def save(dm: mp.DistModel, done: int, options: argparse.Namespace) -> None:
     """Writes a checkpoint: all state, how many steps are done, and the options."""
-    kept = {f"options.{k}": v for k, v in vars(options).items() if k not in ("save", "resume")}
+    kept = {f"options.{k}": v for k, v in vars(options).items() if k not in _OF_ONE_RUN}
     mp.save_state_dict({**dm.state_dict(), "done": done, **kept}, options.save, unique_id=done)
 
 
@@ -198,10 +213,17 @@ def report(dm: mp.DistModel, corpus: Corpus, options: argparse.Namespace) -> Non
     table = Table("parameter", "shape", *dm.mesh.dim_names, title="Placements of the parameters")
     for name, value in dm.state_dict("param").items():
         table.add_row(name, str(value.shape), *map(str, mp.placements_of(value) or []))
-    Console().print(table, "Collectives of the compiled step", dm.collectives(), sep="\n")
-    print(bytes(np.asarray(sample[0], np.uint8)).decode(errors="replace"))
-    print(f"\nvalidation loss {validation_loss(dm, corpus, options):.3f} nats per byte")
-    print(f"checkpoint in {options.save}")
+    console = Console(quiet=jax.process_index() > 0)
+    console.print(table, "Collectives of the compiled step", dm.collectives(), sep="\n")
+    say(bytes(np.asarray(sample[0], np.uint8)).decode(errors="replace"))
+    say(f"\nvalidation loss {validation_loss(dm, corpus, options):.3f} nats per byte")
+    say(f"checkpoint in {options.save}")
+
+
+def say(text: str) -> None:
+    """Prints, on one rank of a job."""
+    if jax.process_index() == 0:
+        print(text)
 
 
 def validation_loss(dm: mp.DistModel, corpus: Corpus, options: argparse.Namespace) -> float:

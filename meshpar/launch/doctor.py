@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from meshpar.collectives.start import init_parallel_env
 from meshpar.errors import MeshparError
 from meshpar.mesh import ProcessMesh, ranked_devices
 from meshpar.placements.local import dtensor_from_local
@@ -42,7 +43,12 @@ def main(argv: Sequence[str]) -> int:
         description="Shows versions, devices and environment, and runs one collective.",
     )
     parser.parse_args(argv)
-    console = Console(soft_wrap=True)
+    try:
+        init_parallel_env()
+        console = Console(soft_wrap=True, quiet=jax.process_index() > 0)
+    except (MeshparError, RuntimeError) as error:
+        Console(soft_wrap=True).print(_versions(), _environment(os.environ), error, sep="\n")
+        return 1
     console.print(_versions(), _environment(os.environ))
     try:
         console.print(_devices())

@@ -11,7 +11,11 @@ __all__ = ["free_ports", "held_port"]
 
 @contextlib.contextmanager
 def held_port(host: str, port: int = 0) -> Iterator[int]:
-    """A port for the ranks of this job, which nobody had a moment ago.
+    """A port that only the ranks of this job can listen at, while the context lasts.
+
+    It is bound here with SO_REUSEPORT and never listened at. Rank 0 binds it with SO_REUSEPORT too,
+    to meet the others and then for JAX's service, and gets every connection. To all others, and
+    to those that ask for a free port, it is taken.
 
     Args:
       host: an address of this machine.
@@ -28,7 +32,10 @@ def held_port(host: str, port: int = 0) -> Iterator[int]:
                 probe.bind(address)
             except OSError as error:
                 raise OSError(f"nobody can listen at {host}:{port}: {error}") from None
-    yield port or free_ports(host, 1)[0]
+    with socket.socket(family) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(address)
+        yield holder.getsockname()[1]
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from meshpar.launch.devices import gpus, parse_devices, platform_of, shared_out
 from meshpar.launch.guard import Guard
-from meshpar.launch.ports import free_ports
+from meshpar.launch.ports import free_ports, held_port
 from meshpar.launch.rank import end_now
 from meshpar.launch.team import Team, rank_variables
 
@@ -59,6 +59,11 @@ class SpawnContext:
         self._reports: list[Any] = []  # connections, whose type depends on the system
         self._left: dict[int, BaseProcess] = {}
         self._guard = Guard()
+        self._held = contextlib.ExitStack()
+
+    def hold_port(self) -> int:
+        """A port for the ranks, which nobody else gets until they have ended."""
+        return self._held.enter_context(held_port("127.0.0.1"))
 
     def add(self, process: BaseProcess, report: Any) -> None:
         """Takes in the process of the next rank, which has started."""
@@ -90,7 +95,7 @@ class SpawnContext:
         except BaseException:  # Ctrl-C too: nothing that was started is left behind
             self.end()
             raise
-        self._guard.close()
+        self._close()
         return True
 
     def _take(self, ended: Sequence[object]) -> None:
@@ -117,7 +122,11 @@ class SpawnContext:
             for process in self._left.values():
                 process.join(max(until - time.monotonic(), 0) if number == signal.SIGTERM else None)
         self._left.clear()
+        self._close()
+
+    def _close(self) -> None:
         self._guard.close()
+        self._held.close()
 
 
 def spawn(
@@ -173,11 +182,10 @@ def spawn(
             f"spawn(gpus={options['gpus']!r}): {nprocs} processes need as many numbers"
         )
     shares = shared_out(numbers, nprocs)
-    team = _team(nprocs)
     if options.get("print_config"):
-        print(f"spawn: {nprocs} processes on {platform}, coordinator {team.coordinator}")
+        print(f"spawn: {nprocs} processes on {platform}, devices {devices or 'all'}")
     method = options.get("start_method", "spawn")
-    context = _started(func, args, team, shares, platform, daemon, method)
+    context = _started(func, args, shares, platform, daemon, method)
     if join:
         context.join()
     return context
@@ -203,14 +211,13 @@ def _check_options(options: Mapping[str, Any], platform: str) -> None:
         )
 
 
-def _team(nprocs: int) -> Team:
-    master, *ports = free_ports("127.0.0.1", nprocs + 1)
+def _team(nprocs: int, port: int) -> Team:
     return Team(
         job_id=f"spawn-{os.getpid()}-{next(_jobs)}",
         restart=0,
         max_restart=0,
-        coordinator=f"127.0.0.1:{master}",
-        endpoints=tuple(f"127.0.0.1:{port}" for port in ports),
+        coordinator=f"127.0.0.1:{port}",
+        endpoints=tuple(f"127.0.0.1:{own}" for own in free_ports("127.0.0.1", nprocs)),
         nodes=(nprocs,),
     )
 
@@ -218,7 +225,6 @@ def _team(nprocs: int) -> Team:
 def _started(
     func: Callable[..., Any],
     args: tuple[Any, ...],
-    team: Team,
     shares: Sequence[tuple[int, ...] | None],
     platform: str,
     daemon: bool,
@@ -234,6 +240,7 @@ def _started(
         ) from None
     context = SpawnContext()
     try:
+        team = _team(len(shares), context.hold_port())
         for rank, share in zip(team.ranks, shares, strict=True):
             report, sent = maker.Pipe(duplex=False)
             process = maker.Process(target=_run, args=(work, sent), daemon=daemon)

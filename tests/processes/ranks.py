@@ -4,16 +4,12 @@ import os
 import pathlib
 import pickle
 
-import jax
+import meshpar as mp
 
 
 def start():
     """Joins the processes of the job."""
-    jax.distributed.initialize(
-        os.environ["PADDLE_MASTER"],
-        int(os.environ["PADDLE_TRAINERS_NUM"]),
-        int(os.environ["PADDLE_TRAINER_ID"]),
-    )
+    mp.init_parallel_env()
 
 
 def give(**values):

@@ -73,7 +73,9 @@ class Line:
         self.socket.close()
 
 
-def meet(address: str, rank: int, size: int, timeout: float) -> dict[int, Line]:
+def meet(
+    address: str, rank: int, size: int, timeout: float, *, held: bool = False
+) -> dict[int, Line]:
     """Waits until all ranks of a job have come to `address`.
 
     Args:
@@ -81,6 +83,7 @@ def meet(address: str, rank: int, size: int, timeout: float) -> dict[int, Line]:
       rank: who this process is.
       size: how many there are.
       timeout: seconds.
+      held: whoever started the ranks holds the port for them, with SO_REUSEPORT.
 
     Returns:
       On rank 0 the lines to all others, elsewhere the one to rank 0.
@@ -97,7 +100,7 @@ def meet(address: str, rank: int, size: int, timeout: float) -> dict[int, Line]:
     where = (host.strip("[]"), int(port))
     deadline = time.monotonic() + timeout
     if rank == 0:
-        return _Reception(where, size, deadline, timeout).run()
+        return _Reception(where, size, deadline, timeout).run(held=held)
     return {0: _join(where, rank, size, deadline, timeout)}
 
 
@@ -114,8 +117,8 @@ class _Reception:
         self.present: dict[int, Line] = {}
         self.selector = selectors.DefaultSelector()
 
-    def run(self) -> dict[int, Line]:
-        listener = _listen(self.where, min(self.timeout, _PORT_PATIENCE))
+    def run(self, *, held: bool) -> dict[int, Line]:
+        listener = _listen(self.where, min(self.timeout, _PORT_PATIENCE), held=held)
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ)
         speak_at = time.monotonic() + _SPEAK_AFTER
@@ -181,14 +184,14 @@ class _Reception:
         raise _failed(because, self.where)
 
 
-def _listen(where: tuple[str, int], patience: float) -> socket.socket:
+def _listen(where: tuple[str, int], patience: float, *, held: bool) -> socket.socket:
     host, port = where
     bound = host if loopback(host) else ""
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     until = time.monotonic() + patience
     while True:
         try:
-            return socket.create_server((bound, port), family=family, backlog=1024)
+            return socket.create_server((bound, port), family=family, backlog=1024, reuse_port=held)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             if taken and time.monotonic() < until:
