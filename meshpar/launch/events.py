@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import signal
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,13 @@ class Failure:
     def exit_code(self) -> int:
         """The exit code that a shell would give: 128 + the signal for one that was killed."""
         return self.code if self.code > 0 else 128 - self.code
+
+    @property
+    def is_survivor(self) -> bool:
+        """Whether it ended because another rank did: `init_parallel_env` makes it say so."""
+        words = f"meshpar: rank {self.rank} ends: "
+        last = next((x for x in reversed(self.tail.splitlines()) if x.startswith(words)), "")
+        return bool(re.search(r"\brank \d+ (failed|died)|: PeerError", last))
 
     @property
     def how(self) -> str:

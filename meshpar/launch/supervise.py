@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshpar.launch.events import Ended, Event, Events, Exited, Failure, Signalled, Stop, Told
@@ -22,6 +22,8 @@ __all__ = ["Start", "supervise"]
 # What schedulers leave a job between SIGTERM and SIGKILL. JAX's own handler of SIGTERM lets a rank
 # run on that does not ask for it.
 _TERM_SECONDS = 30.0
+# A rank that fails tells the others, who may be gone before it is.
+_CAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ class _Ranks:
         self.failure: Failure | None = None
         self.signal: int | None = None
         self._signals = 0
-        self._stopping = False
+        self._stopping = self._is_elsewhere = False
         self._deadline: float | None = None
+        self._then: Callable[[], None] = self._kill
 
     def start(self, start: Start) -> None:
         with start.log.path.open("ab") as log:
@@ -99,7 +102,7 @@ class _Ranks:
         match event:
             case None:
                 self._deadline = None
-                self._send(signal.SIGKILL)
+                self._then()
             case Exited(pid):
                 if pid in self.alive:
                     self._ended(pid)
@@ -107,8 +110,10 @@ class _Ranks:
                 self._forward(number)
             case Stop(restart):
                 if restart == self._restart:  # and not about one that is over
+                    self._is_elsewhere = self.failure is None
                     self._stop()
             case Told(None):
+                self._is_elsewhere = self.failure is None
                 self._stop()
                 self._events.put(event)  # for those that wait for node 0 next
             case Told():
@@ -118,20 +123,35 @@ class _Ranks:
         start, process, began = self.alive.pop(pid)
         seconds = time.monotonic() - began
         code = self._reap(process)
-        if code == 0 or self._stopping or self.failure is not None:
+        by_us = self._stopping and code in (-signal.SIGTERM, -signal.SIGKILL)
+        if code == 0 or by_us or self._is_elsewhere:
             return
         tail = start.log.tail(20)
-        self.failure = Failure(start.rank, code, seconds, tail, str(start.log.path))
-        if self.signal is None:
+        failure = Failure(start.rank, code, seconds, tail, str(start.log.path))
+        if self.failure is not None:
+            if self.failure.is_survivor and not failure.is_survivor:
+                self.failure = failure
+                self._stop()
+            return
+        self.failure = failure
+        if self.signal is not None:  # the others are ending too
+            self._after(self._grace, self._kill)
+        elif failure.is_survivor:
+            self._after(_CAUSE_SECONDS, self._stop)
+        else:
             self._stop()
-        else:  # the others are ending too
-            self._deadline = time.monotonic() + self._grace
+
+    def _after(self, seconds: float, then: Callable[[], None]) -> None:
+        self._deadline, self._then = time.monotonic() + seconds, then
 
     def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
             self._send(signal.SIGTERM)
-            self._deadline = time.monotonic() + self._grace
+            self._after(self._grace, self._kill)
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
 
     def _forward(self, number: int) -> None:
         """Two signals are passed on, as a script may take the first one as a request."""
@@ -139,7 +159,7 @@ class _Ranks:
         self.signal = self.signal or number
         self._send(number if self._signals <= 2 else signal.SIGKILL)
         if number == signal.SIGTERM:
-            self._deadline = time.monotonic() + max(self._grace, _TERM_SECONDS)
+            self._after(max(self._grace, _TERM_SECONDS), self._kill)
 
     def _send(self, number: int) -> None:
         for _, process, _ in self.alive.values():

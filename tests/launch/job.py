@@ -9,6 +9,7 @@ import textwrap
 import time
 
 ROOT = pathlib.Path(__file__).parents[2]
+started = []  # launchers
 
 
 def line(*options, script, args=()):
@@ -36,7 +37,7 @@ def environ(**more):
 def start(folder, text, *options, args=(), **env):
     """A launcher that runs in a folder, in a session of its own."""
     script = write(folder, text)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         line(*options, script=script, args=args),
         cwd=folder,
         env=environ(**env),
@@ -45,9 +46,11 @@ def start(folder, text, *options, args=(), **env):
         text=True,
         start_new_session=True,
     )
+    started.append(process)
+    return process
 
 
-def finish(process, timeout=60):
+def finish(process, timeout=120):
     """(exit code, stdout, stderr) of a launcher; one that hangs is killed, and the test fails."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -61,7 +64,7 @@ def run(folder, text, *options, args=(), **env):
     return finish(start(folder, text, *options, args=args, **env))
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=120):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"

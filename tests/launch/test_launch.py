@@ -313,3 +313,24 @@ def test_the_console_command(tmp_path):
     assert doctor.returncode == 0, doctor.stderr
     for words in ("jaxlib", "JAX_PLATFORMS", "cpu", "An all-reduce over 8 device(s) is right"):
         assert words in doctor.stdout
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_summary_names_the_cause_and_not_a_survivor(tmp_path, first):
+    """A rank that fails tells the others, who may be gone before it is."""
+    text = (
+        WHO
+        + """
+import time
+first, other = int(sys.argv[1]), 1 - int(sys.argv[1])
+if rank == first:
+    while not os.path.exists("gone"): time.sleep(0.01)
+    time.sleep(0.3)
+    raise ValueError("the cause")
+print(f"meshpar: rank {other} ends: rank {first} failed: ValueError: the cause")
+open("gone", "w")
+sys.exit(1)
+"""
+    )
+    code, _, err = run(tmp_path, text, "--nproc_per_node", 2, args=[first])
+    assert code == 1 and f"rank {first} failed first" in err and "    ValueError: the cause" in err
