@@ -70,6 +70,7 @@ _HOME = {
     for name in names.split()
 }
 _MODULES = {
+    "launch": "meshpar.launch",
     "models": "meshpar.models",
     "rules": "meshpar.rules",
     "schedules": "meshpar.schedules",

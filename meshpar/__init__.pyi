@@ -1,5 +1,6 @@
 """The public names for type checkers; at run time `__init__.py` imports them late."""
 
+from meshpar import launch as launch
 from meshpar import models as models
 from meshpar import rules as rules
 from meshpar import schedules as schedules
