@@ -172,6 +172,10 @@ def _check_backend(backend: str | None, where: str) -> None:
 def is_available() -> bool:
     """Whether distributed computing is available; always.
 
+    Example:
+      >>> is_available()
+      True
+
     Follows `paddle.distributed.is_available` (3.3.1).
     """
     return True

@@ -102,6 +102,13 @@ def reduce(
     Raises:
       CollectiveError: as `all_reduce`, or `dst` is outside the group.
 
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.reduce(x, dst=0), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      Array([3], dtype=int32)
+
     Follows `paddle.distributed.reduce` (3.3.1). XLA has no reduction to one rank: it sends what
     `all_reduce` sends.
     """
@@ -138,6 +145,13 @@ def broadcast(
 
     Raises:
       CollectiveError: `src` is outside the group, or no ranks here.
+
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.broadcast(x, src=0), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      Array([3], dtype=int32)
 
     Follows `paddle.distributed.broadcast` (3.3.1), which writes into `tensor`.
     """
@@ -177,6 +191,13 @@ def all_gather(
 
     Bytes sent per rank for s bytes and n ranks: s*(n-1).
 
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.all_gather(x), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      [Array([3], dtype=int32)]
+
     Follows `paddle.distributed.all_gather` (3.3.1).
     """
     target, source = (None, tensor_list) if tensor is None else (tensor_list, tensor)
@@ -214,6 +235,13 @@ def gather(
 
     Raises:
       CollectiveError: a list of another length, `dst` outside the group, or no ranks here.
+
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.gather(x, dst=0), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      [Array([3], dtype=int32)]
 
     Follows `paddle.distributed.gather` (3.3.1).
     """
@@ -259,6 +287,14 @@ def scatter(
     Raises:
       CollectiveError: a list of another length, items of differing shapes, `src` outside the
         group, or no ranks here.
+
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> own = lambda x: mp.scatter(None, [x], src=0)
+      >>> run = mp.spmd(own, mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      Array([3], dtype=int32)
 
     Follows `paddle.distributed.scatter` (3.3.1), which writes into `tensor`.
     """
@@ -318,6 +354,13 @@ def reduce_scatter(
 
     Bytes sent per rank for items of s bytes and n ranks: s*(n-1).
 
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.reduce_scatter([x]), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      Array([3], dtype=int32)
+
     Follows `paddle.distributed.reduce_scatter` (3.3.1), which writes into `tensor`.
     """
     like, source = (None, tensor) if tensor_list is None else (tensor, tensor_list)
@@ -359,6 +402,13 @@ def alltoall(
       CollectiveError: a list of another length, items of differing shapes, or no ranks here.
 
     Bytes sent per rank for items of s bytes and n ranks: s*(n-1).
+
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.alltoall([x]), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3]))
+      [Array([3], dtype=int32)]
 
     Follows `paddle.distributed.alltoall` (3.3.1).
     """
@@ -414,6 +464,13 @@ def alltoall_single(
     Raises:
       CollectiveError: sizes that do not add up to the rows, a dim that cannot be divided, or no
         ranks here.
+
+    Example:
+      >>> import meshpar as mp, numpy as np
+      >>> mesh = mp.ProcessMesh([0], ["x"])
+      >>> run = mp.spmd(lambda x: mp.alltoall_single(x), mesh, [[mp.Shard(0)]], [mp.Shard(0)])
+      >>> run(np.array([3, 4]))
+      Array([3, 4], dtype=int32)
 
     Follows `paddle.distributed.alltoall_single` (3.3.1).
     """

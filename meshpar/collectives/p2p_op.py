@@ -28,6 +28,11 @@ class P2POp:
     Raises:
       CollectiveError: another operation.
 
+    Example:
+      >>> import meshpar as mp
+      >>> P2POp(mp.isend, 1.0, peer=lambda rank: rank + 1).kind
+      'isend'
+
     Follows `paddle.distributed.P2POp` (3.3.1).
     """
 

@@ -33,6 +33,11 @@ class Task:
       sync: whether the call was made with `sync_op=True`.
       started: the call, where it still runs: one between processes with `sync_op=False`.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> Task(jnp.ones(2)).wait()
+      Array([1., 1.], dtype=float32)
+
     Follows the tasks of `paddle.distributed` (3.3.1).
     """
 

@@ -78,3 +78,18 @@ def test_ranks_are_those_of_the_mesh_wherever_they_stand(axes):
 )
 def test_any_ranks_are_a_group(ranks):
     check_all(MESH_2X4, mp.new_group(ranks), "float32", [(2,)])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("mesh", "group"),
+    [
+        *((mesh, mesh.group()) for mesh in MESHES.values()),
+        *((MESH_2X4, MESH_2X4.group(axes)) for axes in ("dp", "tp", ("dp", "tp"))),
+        (MESH_2X4, mp.new_group([1, 2, 7])),
+    ],
+    ids=str,
+)
+def test_every_dtype_of_every_group(mesh, group, dtype):
+    check_all(mesh, group, dtype, None)
