@@ -13,9 +13,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 from hypothesis import settings
 
+from meshpar.compiler.propagate import AFTER_EACH_PASS
+from meshpar.compiler.verify import verify
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # The same examples in every run, so that a failure is the change's; `make fuzz` draws new ones.
 settings.register_profile("same", derandomize=True, print_blob=True)
 settings.register_profile("new", print_blob=True)
 settings.load_profile("same")
+
+AFTER_EACH_PASS.append(verify)

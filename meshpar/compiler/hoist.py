@@ -78,7 +78,9 @@ def _hoisted(
     first = Move(source, maker.operands[0], before)
     if not _hoisted(first, nodes, makers, uses):
         maker = replace(maker, moves=(*maker.moves, first))
-    nodes[made_at] = replace(maker, operands=(before,), results=(move.dst,))
+    assert maker.rule is not None, "only a rule permutes dims"
+    axes = {names[0]: cut for names, cut in zip(maker.rule.operands[0], before.dims, strict=True)}
+    nodes[made_at] = replace(maker, operands=(before,), results=(move.dst,), axes=axes)
     return True
 
 

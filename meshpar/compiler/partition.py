@@ -68,6 +68,11 @@ class _Blocks:
         self._blocks: dict[tuple[int, Layout], jax.Array] = {}
 
     def store(self, value: int, layout: Layout, block: Any) -> None:
+        expected = local_shape(tuple(self._program.aval(value).shape), layout, self._sizes)
+        assert jnp.shape(block) == expected, (
+            f"a block of {jnp.shape(block)}, not {expected}, for {self._program.aval(value)} as "
+            f"{layout}: a rule or a reshard is wrong"
+        )
         self._blocks[value, layout] = block
 
     def move(self, moves: Sequence[Move]) -> None:

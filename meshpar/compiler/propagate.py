@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,10 @@ from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
 
-__all__ = ["propagate"]
+__all__ = ["AFTER_EACH_PASS", "propagate"]
+
+AFTER_EACH_PASS: list[Callable[[PlannedProgram], None]] = []
+"""What looks at a program after each pass: in the tests `verify`."""
 
 
 def propagate(
@@ -71,11 +74,18 @@ def _propagate(
         layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    planned = _Forward(program, decider, wishes, leave_pending, _reduced(estimate)).run(
-        chosen, outputs
+    planned = _watched(
+        _Forward(program, decider, wishes, leave_pending, _reduced(estimate)).run(chosen, outputs)
     )
     small = int(decider.model.latency * decider.model.link_bandwidth)
-    return bucket_moves(hoist_reductions(planned, small), small)
+    planned = _watched(hoist_reductions(planned, small))
+    return _watched(bucket_moves(planned, small))
+
+
+def _watched(planned: PlannedProgram) -> PlannedProgram:
+    for watch in AFTER_EACH_PASS:
+        watch(planned)
+    return planned
 
 
 @contextmanager
