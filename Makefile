@@ -71,6 +71,11 @@ fuzz: $(STAMP) ## run the property tests ROUNDS times, then CASES random program
 soak: $(STAMP) ## launch LAUNCHES jobs in a row, which must leave nothing behind
 	$(BIN)/python -m tests.launch.soak --launches $(LAUNCHES) $(ARGS)
 
+peer: $(STAMP) ## compare collectives with PaddlePaddle, in an environment of its own
+	test -x .venv/peer/bin/python || $(PYTHON) -m venv .venv/peer
+	.venv/peer/bin/python -m pip install --quiet --disable-pip-version-check 'paddlepaddle==3.3.1' numpy
+	$(PYTEST) tests/peer $(ARGS)
+
 bench: $(STAMP) ## run the benchmarks
 	for name in step_time against_xla spmd_oracle pipeline; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 

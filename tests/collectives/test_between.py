@@ -28,3 +28,70 @@ def test_every_collective_equals_numpy(launched, processes, devices, wide, rows,
             f"{name}\n{text}" for name, text in [*given["failed"].items()][:5]
         )
         assert given["count"] > least
+
+
+def test_a_thousand_groups_leave_nothing_behind(launched):
+    """Groups of the same ranks share their programs, and what they agreed on."""
+    run = launched(
+        """
+        import resource
+        import numpy as np
+        import meshpar as mp
+        from meshpar.collectives.between.world import here
+        from tests.processes.ranks import give
+        mp.init_parallel_env()
+        x = np.ones(1000, np.float32)
+        def rounds(count):
+            for i in range(count):
+                group = mp.new_group([0, 1])
+                assert mp.all_reduce(x, group=group)[0] == 2
+                mp.destroy_process_group(group)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(here().programs), len(here().channels)
+        give(before=rounds(100), after=rounds(1000))
+        """,
+        timeout=200,
+    ).ok()
+    for given in run.results:
+        (memory, *counts), (memory_after, *counts_after) = given["before"], given["after"]
+        assert counts == counts_after == [1, 1]
+        assert memory_after - memory < 20_000  # KiB
+
+
+def test_a_job_can_be_left_and_joined_again(launched):
+    run = launched(
+        """
+        import numpy as np
+        import meshpar as mp
+        from tests.processes.ranks import give
+        assert (mp.get_rank(), mp.get_world_size(), mp.is_initialized()) == (0, 1, False)
+        totals = []
+        for job in range(3):
+            world = mp.init_parallel_env()
+            assert mp.init_parallel_env() == world
+            totals.append(float(mp.all_reduce(np.float32(mp.get_rank() + job))))
+            mp.destroy_process_group()
+            assert not mp.is_initialized()
+        try:
+            mp.all_reduce(np.float32(1))
+        except mp.CollectiveError as error:
+            give(totals=totals, error=str(error))
+        """,
+    ).ok()
+    for given in run.results:
+        assert given["totals"] == [1, 3, 5] and "mp.init_parallel_env()" in given["error"]
+
+
+def test_a_job_that_jax_distributed_has_started_is_joined(launched):
+    run = launched(
+        """
+        import numpy as np
+        import meshpar as mp
+        from tests.processes.ranks import give, start
+        start()
+        world = mp.init_parallel_env()
+        give(total=float(mp.all_reduce(np.float32(mp.get_rank()))), ranks=world.ranks)
+        """,
+        processes=3,
+    ).ok()
+    assert [given["total"] for given in run.results] == [3, 3, 3]
+    assert run.results[0]["ranks"] == (0, 1, 2)

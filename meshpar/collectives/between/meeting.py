@@ -203,8 +203,7 @@ def _listen(where: tuple[str, int], patience: float, *, held: bool) -> socket.so
 
 def _join(where: tuple[str, int], rank: int, size: int, deadline: float, timeout: float) -> Line:
     """The other ranks' side: finds rank 0 and waits for its word."""
-    missing: list[int] | None = None
-    speak_at = time.monotonic() + _SPEAK_AFTER
+    wait = _Wait(where, rank, deadline)
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection(where, timeout=min(5.0, timeout))
@@ -212,29 +211,51 @@ def _join(where: tuple[str, int], rank: int, size: int, deadline: float, timeout
             time.sleep(0.1)
             continue
         line = Line(connection)
-        line.send({"magic": _MAGIC, "rank": rank, "size": size})
-        connection.settimeout(0.5)
-        while time.monotonic() < deadline:
+        complete = False
+        try:
+            line.send({"magic": _MAGIC, "rank": rank, "size": size})
+            complete = wait.until_complete(line)
+        finally:
+            if not complete:
+                line.close()
+        if complete:
+            connection.settimeout(None)
+            return line
+        time.sleep(0.1)  # rank 0 has gone; it may come again
+    raise _failed(_missing_message(wait.missing, size, timeout), where)
+
+
+@dataclass(slots=True)
+class _Wait:
+    """What a rank other than 0 hears until all are there."""
+
+    where: tuple[str, int]
+    rank: int
+    deadline: float
+    missing: list[int] = field(default_factory=lambda: [0])
+    speak_at: float = field(default_factory=lambda: time.monotonic() + _SPEAK_AFTER)
+
+    def until_complete(self, line: Line) -> bool:
+        """Whether all came, before the time was over or rank 0 went."""
+        line.socket.settimeout(0.5)
+        while time.monotonic() < self.deadline:
             try:
                 messages = line.receive()
                 heard = None if messages is None else [_checked(m) for m in messages]
             except ValueError:
-                raise _failed("what answers there is no meshpar process", where) from None
+                raise _failed("what answers there is no meshpar process", self.where) from None
             if heard is None:
-                break  # rank 0 has gone; it may come again
+                return False
             for message in heard:
                 if "failed" in message:
-                    raise _failed(message["failed"], where)
+                    raise _failed(message["failed"], self.where)
                 if "complete" in message:
-                    connection.settimeout(None)
-                    return line
-                missing = message["missing"]
-            if time.monotonic() > speak_at:
-                _say(rank, missing or [0], where)
-                speak_at = deadline + 1
-        line.close()
-        time.sleep(0.1)
-    raise _failed(_missing_message(missing or [0], size, timeout), where)
+                    return True
+                self.missing = message["missing"]
+            if time.monotonic() > self.speak_at:
+                _say(self.rank, self.missing, self.where)
+                self.speak_at = self.deadline + 1
+        return False
 
 
 def _checked(message: dict[str, Any]) -> dict[str, Any]:
