@@ -3,9 +3,8 @@
     python -m benchmarks.collectives --processes 2 4 --torch /its/python --mpi4py /its/python
 
 Each library runs in its own processes, one after the other, on the same sizes. Times are medians
-over calls, of the slowest rank. The line below a table is meshpar's own part: the time of a call
-less that of its compiled XLA program, called directly on an array that is in place, both at the
-tenth percentile of calls made in turns.
+over calls, of the slowest rank. The line below a table is meshpar's own part: the processor time of
+a call less that of its compiled XLA program, called directly on an array that is in place.
 """
 
 import argparse

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from meshpar._jax import like_uncommitted
+from meshpar._jax import array_type, joined, like_uncommitted
 from meshpar.collectives.between.world import World
 
 __all__ = ["AXIS", "Body", "Program", "program_of"]
-
-Shape = tuple[int, ...]
 
 AXIS = "ranks"
 """The one axis of the mesh that a body runs over."""
@@ -25,7 +23,7 @@ Body = Callable[..., Any]
 """What each rank does, inside `shard_map` over `AXIS`: `(blocks, *static) -> blocks`, where blocks
 are an array or a list of them; from blocks with dims it makes blocks with dims."""
 
-_KEPT = 1024  # programs; the ones used longest ago go first
+_KEPT = 1024  # programs; the oldest go first
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +33,14 @@ class Program:
     Args:
       compiled: takes the ranks' blocks, joined along dim 0.
       sharding: that of the joined blocks.
-      joined: their shape.
+      aval: their type.
       scalar: whether a block has no dims; it travels as one of shape (1,).
       blocks: how many there are and of what dtype and shape, for messages.
     """
 
     compiled: Callable[[Any], Any]
     sharding: NamedSharding
-    joined: tuple[int, ...]
+    aval: Any  # of a type that JAX does not export
     scalar: bool
     blocks: str
 
@@ -65,18 +63,18 @@ class Program:
     def _of_nothing(self, x: Any) -> Any:
         """The result for blocks without elements, for which nothing is sent."""
         ranks = self.sharding.num_devices
-        joined = jax.ShapeDtypeStruct(self.joined, jax.tree.leaves(x)[0].dtype)
-        out = jax.eval_shape(self.compiled, jax.tree.map(lambda _: joined, x))
+        struct = jax.ShapeDtypeStruct(self.aval.shape, self.aval.dtype)
+        out = jax.eval_shape(self.compiled, jax.tree.map(lambda _: struct, x))
         return jax.tree.map(lambda y: jnp.zeros((y.shape[0] // ranks, *y.shape[1:]), y.dtype), out)
 
     def _whole(self, block: jax.Array) -> jax.Array:
         if self.scalar:
             block = block.reshape(1)
-        return jax.make_array_from_single_device_arrays(self.joined, self.sharding, [block])
+        return joined(self.aval, self.sharding, block)
 
-    def _own(self, joined: jax.Array, model: jax.Array) -> jax.Array:
+    def _own(self, whole: jax.Array, model: jax.Array) -> jax.Array:
         # Waiting here makes errors of XLA those of this call, and bounds the programs in flight.
-        mine = joined.addressable_data(0).block_until_ready()
+        mine = whole.addressable_data(0).block_until_ready()
         return like_uncommitted(mine.reshape(()) if self.scalar else mine, model)
 
 
@@ -90,7 +88,7 @@ def program_of(
     if found is None:
         shown = f"{model.dtype}{list(model.shape)}"
         shown = f"{count} arrays {shown}" if isinstance(x, list) else shown
-        found = _make(world, body, static, ranks, model.shape, shown)
+        found = _make(world, body, static, ranks, model, shown)
         with world.lock:
             world.programs[key] = found
             if len(world.programs) > _KEPT:
@@ -103,12 +101,12 @@ def _make(
     body: Body,
     static: tuple[Any, ...],
     ranks: tuple[int, ...],
-    shape: Shape,
+    model: jax.Array,
     shown: str,
 ) -> Program:
     devices = np.array([world.devices[rank] for rank in ranks], dtype=object)
     mesh = Mesh(devices, (AXIS,), axis_types=(AxisType.Auto,))
-    spec = PartitionSpec(AXIS)
+    spec, shape = PartitionSpec(AXIS), model.shape
 
     def of_each(blocks: Any) -> Any:
         out = body(jax.tree.map(lambda x: x.reshape(shape), blocks), *static)
@@ -116,5 +114,5 @@ def _make(
 
     mapped = jax.shard_map(of_each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     rows = shape[0] if shape else 1
-    joined = (rows * len(ranks), *shape[1:])
-    return Program(jax.jit(mapped), NamedSharding(mesh, spec), joined, not shape, shown)
+    aval = array_type((rows * len(ranks), *shape[1:]), model.dtype)
+    return Program(jax.jit(mapped), NamedSharding(mesh, spec), aval, not shape, shown)
