@@ -174,7 +174,8 @@ def objects_of(lib):
     }
     facts["ranks of the group"] = list(group.ranks)
     facts["members"] = group.nranks
-    facts["position"] = [group.get_group_rank(r) for r in (0, 1)]
+    if rank < 2:  # elsewhere PaddlePaddle says -1
+        facts["position"] = [group.get_group_rank(r) for r in (0, 1)]
     facts["ops"] = {op: int(getattr(dist.ReduceOp, op)) for op in [*OPS, "AVG"]}
     facts["backend"] = dist.get_backend()
     facts["rank in the group"] = dist.get_rank(group) if rank < 2 else None
