@@ -266,6 +266,28 @@ def test_a_schedule_of_ones_own():
     assert_same(jax.jit(jax.value_and_grad(loss))(params), expected)
 
 
+@pytest.mark.parametrize("name", ["FThenB", "1F1B", "ZBH1"])
+def test_a_weight_used_twice(name):
+    """sum(x @ w @ w), whose value and gradient are known by hand."""
+    x = jnp.array([[[1.0, -2.0]]])
+    w = jnp.array([[[0.5, -1.0], [2.0, 0.25]]])
+
+    def loss(w):
+        return mp.pipeline(
+            lambda w, x: x @ w @ w,
+            w,
+            x,
+            name,
+            mesh_of(pp=1),
+            loss_fn=lambda y, _: y.sum(),
+            targets=None,
+        )
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(w)
+    assert float(value) == -1.625
+    assert gradient.tolist() == [[[-4.0, -1.25], [-0.5, -6.0]]]
+
+
 def run(params=None, x=None, schedule="1F1B", stage=mlp, loss=square, targets=None, **more):
     x = normal(3, 3, 2, 8) if x is None else x
     return mp.pipeline(
