@@ -77,7 +77,7 @@ peer: $(STAMP) ## compare collectives with PaddlePaddle, in an environment of it
 	$(PYTEST) tests/peer $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks
-	for name in step_time against_xla spmd_oracle pipeline; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in step_time against_xla frontend spmd_oracle pipeline; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 peer: $(PEERS)/minilm/.installed ## compute anew what other packages answer, in environments of their own
 	$(PEERS)/minilm/bin/python tests/peers/minilm.py
