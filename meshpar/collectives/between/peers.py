@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from meshpar.collectives.between.meeting import Line
 
-__all__ = ["Departure", "Peers", "end_process"]
+__all__ = ["Departure", "Peers"]
 
 _LINGER = 2.0  # seconds that rank 0 gives the others to end
 
@@ -81,11 +81,13 @@ class Peers:
         Python's own way out runs JAX's exit handler, which waits for processes that may be waiting
         for this one. Without rank 0 JAX ends the others, so that it lets them go first.
         """
+        # First here: once the others go, this process's own call may break off and end it.
+        print(f"meshpar: rank {self.rank} ends: {last_words}", file=sys.stderr, flush=True)
         self.say("failed", last_words)
         until = time.monotonic() + _LINGER
         while self.rank == 0 and len(self.gone) < len(self._lines) and time.monotonic() < until:
             time.sleep(0.01)
-        end_process(f"meshpar: rank {self.rank} ends: {last_words}")
+        _end()
 
     def close(self) -> None:
         """Stops listening, and ends the lines."""
@@ -129,7 +131,8 @@ class Peers:
             self._tell(message)
         elif departure.rank == 0 and departure.how != "left":
             # JAX, whose service is gone with it, would abort this process with a stack trace.
-            end_process(f"meshpar: rank {self.rank} ends: {departure}")
+            print(f"meshpar: rank {self.rank} ends: {departure}", file=sys.stderr)
+            _end()
 
     def _tell(self, message: dict[str, Any]) -> None:
         with self._sending:
@@ -149,9 +152,8 @@ def _keep_alive(connection: socket.socket) -> None:
     os.set_inheritable(connection.fileno(), False)
 
 
-def end_process(last_words: str) -> NoReturn:
+def _end() -> NoReturn:
     """Ends this process as failed, without exit handlers; what was printed is kept."""
-    print(last_words, file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(1)
