@@ -56,6 +56,8 @@ within = error_of(lambda: mp.all_reduce(x, group=first))
 after = error_of(lambda: mp.all_reduce(x, group=first))
 pair = mp.all_reduce(x, group=mp.new_group([0, 1]))
 give(before=before, within=within, after=after, pair=np.asarray(pair))
+if rank == 0:
+    time.sleep(2)  # with rank 0 the others end, too, and have to be done by then
 """
     )
     ranks = run_ranks(tmp_path, script, 4)
