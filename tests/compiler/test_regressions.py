@@ -73,3 +73,30 @@ def test_a_result_without_elements_lies_as_asked(shape, out):
     assert y.shape == shape
     assert mp.placements_of(y) == [*out, Replicate()][:2]
     assert mp.local_value(y, 3).size == 0
+
+
+@pytest.mark.parametrize("how", ["set", "add", "multiply", "min", "max", "subtract"])
+@pytest.mark.parametrize("row", [2, -1, 8, 99], ids=str)
+def test_a_single_row_is_written_where_it_is_after_a_pad(how, row):
+    line = mp.ProcessMesh(np.arange(8), ["x"])
+    x = np.arange(25, dtype=np.float32).reshape(5, 5) - 7
+
+    def write(x, row):
+        padded = lax.pad(x, jnp.asarray(0, x.dtype), [(-1, 1, 1), (0, 0, 0)])
+        return getattr(padded.at[row], how)(3)
+
+    placed = mp.shard_tensor(x, line, [Shard(0)])
+    f = mp.jit(write, out_placements=[Shard(0)], static_argnums=1)
+    np.testing.assert_array_equal(np.asarray(f(placed, row)), write(x, row))
+    traced = mp.jit(write, out_placements=[Shard(0)])
+    np.testing.assert_array_equal(np.asarray(traced(placed, np.int32(row))), write(x, row))
+
+
+def test_an_index_out_of_range_along_a_whole_dim_drops_the_write():
+    line = mp.ProcessMesh(np.arange(8), ["x"])
+    x = np.ones((9, 4), np.float32)
+    placed = mp.shard_tensor(x, line, [Shard(0)])
+    f = mp.jit(lambda x, i, j: x.at[i, j].set(0, mode="drop"), out_placements=[Shard(0)])
+    for i, j in [(3, 2), (3, 7), (30, 2), (8, 3)]:
+        expected = jnp.asarray(x).at[i, j].set(0, mode="drop")
+        np.testing.assert_array_equal(np.asarray(f(placed, np.int32(i), np.int32(j))), expected)
