@@ -12,18 +12,15 @@ from dataclasses import replace
 
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.placements.layout import Layout
-from meshpar.placements.search import planned_steps
 from meshpar.rules.rule import Rule
 
 __all__ = ["hoist_reductions"]
 
 
-def hoist_reductions(planned: PlannedProgram, small: int) -> PlannedProgram:
-    """The same program with each reduction moved before the permutations of dims ahead of it.
+def hoist_reductions(planned: PlannedProgram) -> PlannedProgram:
+    """The same program with reductions moved before permutations of dims, behind the contraction.
 
-    Args:
-      planned: the program.
-      small: reductions that send so many bytes or fewer stay, as they are to travel together.
+    What other operations make stays pending for longer, so that it may share a collective.
     """
     nodes = list(planned.nodes)
     makers = {v: i for i, node in enumerate(nodes) for v in node.node.outs}
@@ -37,11 +34,7 @@ def hoist_reductions(planned: PlannedProgram, small: int) -> PlannedProgram:
     uses.update((ref, layout) for ref, layout in pairs if isinstance(ref, int))
 
     def kept(moves: tuple[Move, ...]) -> tuple[Move, ...]:
-        return tuple(
-            move
-            for move in moves
-            if _sent(move, planned) <= small or not _hoisted(move, nodes, makers, uses)
-        )
+        return tuple(move for move in moves if not _hoisted(move, nodes, makers, uses))
 
     # First, as they may move to nodes, which are gathered below.
     moves = kept(planned.moves)
@@ -49,12 +42,6 @@ def hoist_reductions(planned: PlannedProgram, small: int) -> PlannedProgram:
         if any(move.src.partial for move in nodes[i].moves):
             nodes[i] = replace(nodes[i], moves=kept(nodes[i].moves))
     return replace(planned, nodes=tuple(nodes), moves=moves)
-
-
-def _sent(move: Move, planned: PlannedProgram) -> int:
-    aval = planned.program.aval(move.value)
-    steps = planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, planned.sizes)
-    return sum(step.bytes for step in steps)
 
 
 def _hoisted(
@@ -77,11 +64,18 @@ def _hoisted(
     before = Layout(tuple(move.dst.dims[order[d]] for d in range(len(order))), move.dst.partial)
     first = Move(source, maker.operands[0], before)
     if not _hoisted(first, nodes, makers, uses):
+        if source not in makers or not _contracts(nodes[makers[source]].rule):
+            return False
         maker = replace(maker, moves=(*maker.moves, first))
     assert maker.rule is not None, "only a rule permutes dims"
     axes = {names[0]: cut for names, cut in zip(maker.rule.operands[0], before.dims, strict=True)}
     nodes[made_at] = replace(maker, operands=(before,), results=(move.dst,), axes=axes)
     return True
+
+
+def _contracts(rule: Rule | None) -> bool:
+    """Whether several operands are multiplied and added up."""
+    return rule is not None and len(rule.operands) > 1 and bool(rule.reduce)
 
 
 def _permutation(rule: Rule | None) -> list[int] | None:

@@ -78,8 +78,7 @@ def _propagate(
         _Forward(program, decider, wishes, leave_pending, _reduced(estimate)).run(chosen, outputs)
     )
     small = int(decider.model.latency * decider.model.link_bandwidth)
-    planned = _watched(hoist_reductions(planned, small))
-    return _watched(bucket_moves(planned, small))
+    return _watched(bucket_moves(_watched(hoist_reductions(planned)), small))
 
 
 def _watched(planned: PlannedProgram) -> PlannedProgram:

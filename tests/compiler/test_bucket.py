@@ -133,6 +133,6 @@ def test_gradients_of_biases_are_reduced_together(stage):
     reductions = [
         c for c in f.plan(*args).collectives if c.kind in ("all_reduce", "reduce_scatter")
     ]
-    # All small: at most one for the scale, one that is needed first, and one for all others.
-    assert len(reductions) <= 3, f.plan(*args)
+    # One for each weight, right behind its contraction, one for the scale, one for all biases.
+    assert len(reductions) <= 6, f.plan(*args)
     assert planned(f.plan(*args)) == lowered(f.lower(*args).as_text(), MESH)
