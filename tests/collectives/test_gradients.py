@@ -55,11 +55,12 @@ def test_gradients_are_the_numerical_ones(axes):
     )
     with jax.enable_x64(True):
         stacked = [jax.tree.map(lambda *xs: jnp.stack(xs), *g) for g in given]
-        # One program at a time: XLA on CPU may give up where many collectives wait at once.
-        gradients = jax.block_until_ready(jax.grad(lambda xs: dot(weights, run(xs)))(stacked))
+        # As one program each: XLA on CPU ends the process where many collectives wait at once.
+        gradients = jax.device_get(jax.jit(jax.grad(lambda xs: dot(weights, run(xs))))(stacked))
         # Forward and reverse mode say the same of any direction.
         direction = jax.tree.map(lambda x: rng.normal(size=x.shape), stacked)
-        _, forward = jax.jvp(run, (stacked,), (direction,))
+        along = jax.jit(lambda xs, vs: jax.jvp(run, (xs,), (vs,))[1])
+        forward = jax.device_get(along(stacked, direction))
         np.testing.assert_allclose(dot(weights, forward), dot(gradients, direction))
     for (operation, inputs), gradient, weight in zip(rows, gradients, weights, strict=True):
         for rank in range(8):  # along one direction of what each rank gives
