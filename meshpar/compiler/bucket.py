@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from meshpar.compiler.planned import Move, PlannedProgram
 from meshpar.placements.apply_bucket import BucketKey, bucket_key
 from meshpar.placements.layout import Layout
-from meshpar.placements.search import planned_steps
 
 __all__ = ["bucket_moves"]
 
 FULL = 32
-"""A bucket takes this many times the bytes of its largest guest."""
+"""A bucket takes this many times the bytes up to which a collective is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,8 @@ def _guests(planned: PlannedProgram, small: int) -> Iterator[_Guest]:
     backward = next((i for i, n in enumerate(planned.nodes) if n.node.backward), 0)
     for i, moves in enumerate([*(node.moves for node in planned.nodes), planned.moves]):
         for move in moves:
-            aval = planned.program.aval(move.value)
-            steps = planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, planned.sizes)
-            key = bucket_key(steps, aval.dtype)
+            steps = planned.steps(move)
+            key = bucket_key(steps, planned.program.aval(move.value).dtype)
             if key is not None and steps[0].bytes <= small:
                 first = there.get((move.value, move.src), 0)
                 # What the backward pass gathers again is not to be there in between.

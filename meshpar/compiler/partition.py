@@ -21,7 +21,6 @@ from meshpar.placements.blocks import local_shape, shards_on
 from meshpar.placements.layout import Layout
 from meshpar.placements.reductions import identity, reduce_stacked
 from meshpar.placements.search import planned_steps
-from meshpar.placements.steps import Step
 from meshpar.placements.types import ReduceType
 from meshpar.rules.rule import Rule
 
@@ -64,7 +63,7 @@ class _Blocks:
     """The blocks that this device has: for each value one per layout in which it is there."""
 
     def __init__(self, planned: PlannedProgram) -> None:
-        self._program, self._sizes = planned.program, planned.sizes
+        self._planned, self._program, self._sizes = planned, planned.program, planned.sizes
         self._blocks: dict[tuple[int, Layout], jax.Array] = {}
 
     def store(self, value: int, layout: Layout, block: Any) -> None:
@@ -82,7 +81,7 @@ class _Blocks:
                 (move,) = together
                 turned = [self._turned(self._program.aval(move.value), blocks[0], move)]
             else:
-                steps = [self._steps(self._program.aval(m.value), m)[0] for m in together]
+                steps = [self._planned.steps(move)[0] for move in together]
                 shapes = [tuple(self._program.aval(m.value).shape) for m in together]
                 turned = apply_bucket(blocks, steps, shapes, self._sizes)
             for move, block in zip(together, turned, strict=True):
@@ -98,10 +97,9 @@ class _Blocks:
         return self._turned(ref.aval, whole, Move(-1, source, layout))
 
     def _turned(self, aval: Any, block: jax.Array, move: Move) -> jax.Array:
-        return apply_steps(block, self._steps(aval, move), tuple(aval.shape), self._sizes)
-
-    def _steps(self, aval: Any, move: Move) -> tuple[Step, ...]:
-        return planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, self._sizes)
+        shape = tuple(aval.shape)
+        steps = planned_steps(move.src, move.dst, shape, aval.dtype, self._sizes)
+        return apply_steps(block, steps, shape, self._sizes)
 
 
 def run_node(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Sequence[Any]:

@@ -22,7 +22,6 @@ from meshpar.compiler.why import reasons
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.apply_bucket import bucket_bytes
 from meshpar.placements.layout import Layout
-from meshpar.placements.search import planned_steps
 
 __all__ = ["Collective", "Operation", "Plan"]
 
@@ -273,7 +272,6 @@ class Plan:
         reason: str,
         where: str,
     ) -> Iterator[Collective]:
-        sizes: Mapping[str, int] = planned.sizes
         for together in in_buckets(moves):
             if len(together) > 1:
                 yield self._bucket(planned, together, count, reason, where)
@@ -283,7 +281,7 @@ class Plan:
             src, dst = self._placed(move.src), self._placed(move.dst)
             maker = makers.get(move.value)
             made = self._origin(planned, maker, move.value)
-            for step in planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, sizes):
+            for step in planned.steps(move):
                 if step.is_collective:
                     yield Collective(
                         step.kind,
@@ -308,10 +306,7 @@ class Plan:
         self, planned: PlannedProgram, moves: Sequence[Move], count: int, reason: str, where: str
     ) -> Collective:
         avals = [planned.program.aval(move.value) for move in moves]
-        steps = [
-            planned_steps(m.src, m.dst, tuple(a.shape), a.dtype, planned.sizes)[0]
-            for m, a in zip(moves, avals, strict=True)
-        ]
+        steps = [planned.steps(move)[0] for move in moves]
         sent = bucket_bytes(
             steps, [tuple(a.shape) for a in avals], avals[0].dtype.itemsize, planned.sizes
         )

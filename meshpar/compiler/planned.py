@@ -8,6 +8,8 @@ from itertools import groupby
 
 from meshpar.compiler.program import Node, Program, Ref
 from meshpar.placements.layout import Layout
+from meshpar.placements.search import planned_steps
+from meshpar.placements.steps import Step
 from meshpar.rules.rule import Rule
 
 __all__ = ["Asked", "Move", "PlannedNode", "PlannedProgram", "in_buckets"]
@@ -97,3 +99,8 @@ class PlannedProgram:
     def refs(self) -> tuple[Ref, ...]:
         """The program's outputs."""
         return self.program.outputs
+
+    def steps(self, move: Move) -> tuple[Step, ...]:
+        """The steps of a move."""
+        aval = self.program.aval(move.value)
+        return planned_steps(move.src, move.dst, tuple(aval.shape), aval.dtype, self.sizes)

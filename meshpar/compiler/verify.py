@@ -13,7 +13,6 @@ from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_bucke
 from meshpar.compiler.program import Constant, Ref
 from meshpar.placements.apply_bucket import bucket_key
 from meshpar.placements.layout import Layout
-from meshpar.placements.search import planned_steps
 
 __all__ = ["verify"]
 
@@ -83,11 +82,8 @@ def _check_layout(layout: Layout, ndim: int, planned: PlannedProgram, where: str
 def _check_bucket(together: Sequence[Move], planned: PlannedProgram, where: str) -> None:
     if len(together) == 1:
         return
-    avals = [planned.program.aval(move.value) for move in together]
-    keys = {
-        bucket_key(planned_steps(m.src, m.dst, tuple(a.shape), a.dtype, planned.sizes), a.dtype)
-        for m, a in zip(together, avals, strict=True)
-    }
+    aval = planned.program.aval
+    keys = {bucket_key(planned.steps(move), aval(move.value).dtype) for move in together}
     assert len(keys) == 1, f"{where}: a bucket holds {keys}"
     assert None not in keys, f"{where}: a bucket holds a reshard that goes alone"
 
