@@ -22,7 +22,7 @@ from rich.table import Table
 
 import meshpar as mp
 from meshpar import models, schedules
-from meshpar.schedules.executors import program as programs
+from meshpar.schedules.executors import step as steps
 
 RANKS, ROWS, WIDTH, HIDDEN = 4, 1024, 256, 1024
 
@@ -44,7 +44,7 @@ def compiled_step(name, microbatches):
     }
     x = jax.ShapeDtypeStruct((microbatches, ROWS, WIDTH), jnp.float32)
     tables = []
-    make = programs.slot_table
+    make = steps.slot_table
 
     def noted(*args):
         tables.append(make(*args))
@@ -53,11 +53,11 @@ def compiled_step(name, microbatches):
     def loss(params, x, target):
         return mp.pipeline(block, params, x, name, mesh, loss_fn=square, targets=target)
 
-    programs.slot_table = noted
+    steps.slot_table = noted
     try:
         lowered = jax.jit(jax.value_and_grad(loss)).lower(params, x, x)
     finally:
-        programs.slot_table = make
+        steps.slot_table = make
     start = time.perf_counter()
     compiled = lowered.compile()
     return compiled, time.perf_counter() - start, tables[-1].bytes

@@ -18,7 +18,8 @@ from meshpar.schedules.executors.cut_model import CutModel, Piece, cut_model
 from meshpar.schedules.executors.evaluate import run_program
 from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.local_actions import Placed, Stages
-from meshpar.schedules.executors.program import Arrays, Gradients, PipelineProgram
+from meshpar.schedules.executors.program import PipelineProgram
+from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
 from meshpar.schedules.schedule import Schedule
 
 __all__ = ["BatchPipeline", "Groups"]
@@ -83,7 +84,7 @@ class BatchPipeline:
             tuple(self._layouts[v] for v in piece.params)
             for piece in (self.cut.before, self.cut.after)
         )
-        self.step = PipelineProgram(
+        step = PipelineStep(
             stages,
             schedule,
             mesh,
@@ -92,6 +93,7 @@ class BatchPipeline:
             in_parts=True,
             stored=(stored[0], stored[1]),
         )
+        self.run = PipelineProgram(step)
 
     def __call__(self, *leaves: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """Results, other state, and in training the gradients of the parameters."""
@@ -114,7 +116,7 @@ class BatchPipeline:
             of(cut.after.given),
             of(cut.layers.shared),
         )
-        results, gradients = self.step(arrays)
+        results, gradients = self.run(arrays)
         return results, state, self._gradients(gradients, values) if self._train else []
 
     # --- inside -----------------------------------------------------------------------------------

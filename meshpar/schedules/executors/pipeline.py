@@ -18,8 +18,9 @@ from meshpar.schedules.executors.arguments import (
     schedule_for,
     stages_of,
 )
-from meshpar.schedules.executors.program import Arrays, PipelineProgram
+from meshpar.schedules.executors.program import PipelineProgram
 from meshpar.schedules.executors.stage import is_differentiable
+from meshpar.schedules.executors.step import Arrays, PipelineStep
 from meshpar.schedules.schedule import Schedule
 
 __all__ = ["pipeline"]
@@ -128,7 +129,7 @@ def pipeline(
     ends = layouts["first_params"], layouts["last_params"]
 
     def program(*, train: bool, keep_given: bool = False) -> PipelineProgram:
-        return PipelineProgram(
+        step = PipelineStep(
             stages,
             table,
             mesh,
@@ -138,6 +139,7 @@ def pipeline(
             scale=1 / table.M,
             stored=ends,
         )
+        return PipelineProgram(step)
 
     has_loss, has_first = loss_fn is not None, first_fn is not None
     return _differentiable(program, table, has_loss=has_loss, has_first=has_first)(trees)
@@ -159,10 +161,10 @@ def _differentiable(
         x = x.reshape(order.size, *x.shape[2:])
         return x if in_order else x[inverse]
 
-    def run(step: PipelineProgram, trees: dict[str, Any]) -> Any:
+    def run(program: PipelineProgram, trees: dict[str, Any]) -> Any:
         own, first, last, *batch = (jax.tree.leaves(trees[name]) for name in NAMES)
-        results, gradients = step(Arrays([by_rank(x) for x in own], first, last, *batch))
-        tree = jax.tree.structure(step.actions.result.tree)
+        results, gradients = program(Arrays([by_rank(x) for x in own], first, last, *batch))
+        tree = jax.tree.structure(program.step.actions.result.tree)
         out = jax.tree.unflatten(tree, results)
         return (out.mean() if has_loss else out), gradients
 

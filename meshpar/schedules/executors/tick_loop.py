@@ -145,10 +145,13 @@ class TickLoop:
         if "I" in ops:
             keys = ("pools", "payload")
             state = self._once(row.op == OPS.index("I"), self._for_input, state, keys, row)
-            state = self._once(row.op == OPS.index("W"), self._for_weight, state, ("own",), row)
+            state = self._once(
+                row.op == OPS.index("W"), self._for_weight, state, ("payload", "own"), row
+            )
         if ops != {"F"} and (self._actions.first_backward is not None or self._keep_given):
             backward = (row.op == OPS.index("B")) | (row.op == OPS.index("I"))
-            state = self._once(backward & is_first, self._return, state, ("first", "given"), row)
+            keys = ("payload", "first", "given")
+            state = self._once(backward & is_first, self._return, state, keys, row)
         return {**state, "in": self._sent(state["payload"])}
 
     def _sent(self, payload: list[Any]) -> list[Any]:
@@ -213,7 +216,8 @@ class TickLoop:
     def _for_weight(self, state: State, row: _Row) -> State:
         kept, cut = self._read(state, "F", row), self._read(state, "I", row)
         out = _there(self._actions.for_weight).run(*self._given(row), *kept, *cut)
-        return {**state, "own": self._added(state["own"], out, row)}
+        own = self._added(state["own"], out, row)
+        return {**state, "own": own, "payload": _marked(state["payload"], own)}
 
     def _return(self, state: State, row: _Row) -> State:
         """The way back of `_enter`."""
@@ -225,7 +229,8 @@ class TickLoop:
             run = self._actions.first_backward.run
             out = run(*self._inputs.first, *microbatch, *state["payload"])
             new["first"] = _sum(state["first"], out)
-        return {**state, **new}
+        made = [*new.get("first", ()), *new.get("given", ())]
+        return {**state, **new, "payload": _marked(state["payload"], made)}
 
     def _once(
         self,
@@ -274,6 +279,16 @@ class TickLoop:
             lax.dynamic_update_index_in_dim(x, _row_of(x, row.chunk) + y, row.chunk, 0)
             for x, y in zip(sums, terms, strict=True)
         ]
+
+
+def _marked(payload: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    """The payload of an action that sends nothing, such that it waits for what the action makes.
+
+    XLA on CPU runs side by side what does not depend on each other. A rank that waits for its
+    neighbours while it still works would hold the thread that they need: two ranks took turns.
+    """
+    mark = sum((jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) for x in made if x.size), 0.0)
+    return [x.at[(0,) * x.ndim].set(jnp.asarray(mark, x.dtype)) if x.size else x for x in payload]
 
 
 def _there(program: Any) -> Any:

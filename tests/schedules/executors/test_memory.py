@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshpar as mp
-from meshpar.schedules.executors import program as programs
+from meshpar.schedules.executors import step as steps
 
 RANKS, ROWS = 4, 2048
 
@@ -18,13 +18,13 @@ def block(params, x):
 def _compiled(monkeypatch):
     """(schedule, microbatches) -> temporaries, bytes of slots, instructions."""
     tables = []
-    make = programs.slot_table
+    make = steps.slot_table
 
     def noted(*args):
         tables.append(make(*args))
         return tables[-1]
 
-    monkeypatch.setattr(programs, "slot_table", noted)
+    monkeypatch.setattr(steps, "slot_table", noted)
     mesh = mp.ProcessMesh.create({"pp": RANKS})
     params = {
         "up": jax.ShapeDtypeStruct((RANKS, 32, 128), jnp.float32),
