@@ -76,14 +76,13 @@ def from_terms(
     """The value placed block by block, pending reductions as unequal contributions."""
     layout = Layout.of(placements, mesh, value.ndim)
     parts: dict[tuple[int, ...], np.ndarray] = {(): value}
-    for axis, size in mesh.axis_sizes.items():
-        kind = layout.kind_of(axis)
+    pending = [axis for axis in mesh.axis_names if layout.kind_of(axis) is not None]
+    for axis in pending:  # along the others the contributions are copies
+        kind, size = layout.kind_of(axis), mesh.axis_sizes[axis]
         parts = {
             (*at, i): piece
             for at, part in parts.items()
-            for i, piece in enumerate(
-                [part] * size if kind is None else terms(rng, part, kind.word, size)
-            )
+            for i, piece in enumerate(terms(rng, part, kind.word, size))
         }
     sizes = mesh.axis_sizes
     padded = local_shape(value.shape, layout, sizes)
@@ -93,9 +92,8 @@ def from_terms(
         coordinate = mesh.coordinate(rank)
         box = block_of(value.shape, layout, sizes, coordinate)
         block = np.full(padded, rng.choice(_GARBAGE[value.dtype.kind]), value.dtype)
-        block[tuple(slice(0, s.stop - s.start) for s in box)] = parts[tuple(coordinate.values())][
-            box
-        ]
+        part = parts[tuple(coordinate[axis] for axis in pending)]
+        block[tuple(slice(0, s.stop - s.start) for s in box)] = part[box]
         blocks.append(jax.device_put(block.reshape(ones + padded), device))
     storage = jax.make_array_from_single_device_arrays(
         storage_shape(value.shape, layout, sizes), storage_sharding(layout, mesh), blocks

@@ -136,3 +136,36 @@ def test_gradients_of_biases_are_reduced_together(stage):
     # One for each weight, right behind its contraction, one for the scale, one for all biases.
     assert len(reductions) <= 6, f.plan(*args)
     assert planned(f.plan(*args)) == lowered(f.lower(*args).as_text(), MESH)
+
+
+def scaled_step(w, x):
+    """A sum over both axes that only the end needs, beside sums over one."""
+    y = x @ w
+    loss = jnp.mean(y**2)
+    grad = x.T @ jnp.tanh(y)
+    return loss, grad / jnp.sqrt(jnp.sum(grad**2))
+
+
+def test_a_sum_over_both_axes_goes_axis_by_axis_with_others():
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(8, 8)).astype(np.float32), rng.normal(size=(16, 8)).astype(np.float32)
+    args = mp.shard_tensor(w, MESH, [R, Shard(1)]), mp.shard_tensor(x, MESH, [Shard(0)])
+    f = mp.jit(scaled_step, out_placements=([R, R], [R, Shard(1)]), mesh=MESH)
+    for got, want in zip(f(*args), scaled_step(w, x), strict=True):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+    plan = f.plan(*args)
+    assert [c.axes for c in plan.collectives] == [("dp",), ("tp",)], plan
+    assert planned(plan) == lowered(f.lower(*args).as_text(), MESH)
+
+
+def test_a_sum_over_both_axes_goes_alone_where_one_axis_has_no_other():
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+    def both(x):
+        return jnp.mean(x**2), jnp.sqrt(jnp.sum(x**2, 0))
+
+    value = mp.shard_tensor(x, MESH, [Shard(0), Shard(1)])
+    f = mp.jit(both, out_placements=([R, R], [R, Shard(0)]), mesh=MESH)
+    for got, want in zip(f(value), both(x), strict=True):
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+    assert sorted(c.axes for c in f.plan(value).collectives) == [("dp",), ("dp", "tp")]
