@@ -63,6 +63,7 @@ _HOME = {
         "meshpar.training.dist_model": "DistModel",
         "meshpar.training.layers": "shard_by_rules shard_layer",
         "meshpar.training.programs": "RecompileWarning",
+        "meshpar.training.split_point": "SplitPoint",
         "meshpar.training.stages": "ShardingStage1 ShardingStage2 ShardingStage3 shard_optimizer",
         "meshpar.training.strategy": "Strategy",
         "meshpar.training.to_static": "to_static",

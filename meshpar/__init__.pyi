@@ -98,6 +98,7 @@ from meshpar.training.dist_model import DistModel as DistModel
 from meshpar.training.layers import shard_by_rules as shard_by_rules
 from meshpar.training.layers import shard_layer as shard_layer
 from meshpar.training.programs import RecompileWarning as RecompileWarning
+from meshpar.training.split_point import SplitPoint as SplitPoint
 from meshpar.training.stages import ShardingStage1 as ShardingStage1
 from meshpar.training.stages import ShardingStage2 as ShardingStage2
 from meshpar.training.stages import ShardingStage3 as ShardingStage3

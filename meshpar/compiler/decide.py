@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshpar.compiler.annotations import Surroundings
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.options import Expanded, Wish, expand, options
 from meshpar.compiler.program import Node
@@ -43,10 +44,16 @@ class Decider:
     Args:
       sizes: the mesh's axes.
       model: what things cost.
+      around: in what the axes differ from those of the mesh that annotations name.
     """
 
-    def __init__(self, sizes: Mapping[str, int], model: DeviceModel) -> None:
-        self.sizes, self.model = dict(sizes), model
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        model: DeviceModel,
+        around: Surroundings | None = None,
+    ) -> None:
+        self.sizes, self.model, self.around = dict(sizes), model, around or Surroundings()
         self._reshards: dict[tuple[object, ...], float] = {}
         self._rules: dict[Hashable, Rule | None] = {}
         self._choices: dict[Hashable, Choice] = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshpar.compiler.annotations import annotated_layout, manual_layouts
+from meshpar.compiler.annotations import annotated_layout, is_annotation, manual_layouts
 from meshpar.compiler.bucket import bucket_moves
 from meshpar.compiler.control_flow import plan_control_flow
 from meshpar.compiler.decide import Decider, WishKey, wished
@@ -193,9 +193,8 @@ class _Forward:
         self.backward = node.backward
         if node.bodies is not None:
             planned = plan_control_flow(self, node, propagate)
-        elif (layout := annotated_layout(node, self.decider.sizes)) is not None:
-            moves = self.bring_all(node.ins, (layout,))
-            planned = PlannedNode(node, None, moves, (layout,), (layout,), why="annotation")
+        elif is_annotation(node):
+            planned = self._annotated(node)
         elif node.name == "shard_map":
             planned = self._manual(node)
         else:
@@ -210,6 +209,12 @@ class _Forward:
         for ref, layout in zip(refs, layouts, strict=True):
             self._brought(ref, layout)
         return tuple(self.moves)
+
+    def _annotated(self, node: Node) -> PlannedNode:
+        (there, *_) = self.layouts(node.ins[0])
+        layout = annotated_layout(node, self.decider.sizes, self.decider.around, there)
+        moves = self.bring_all(node.ins, (layout,))
+        return PlannedNode(node, None, moves, (layout,), (layout,), why="annotation")
 
     def _manual(self, node: Node) -> PlannedNode:
         """A region that the user wrote for one device: between reshards to its specs."""

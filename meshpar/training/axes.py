@@ -7,6 +7,7 @@ from meshpar.mesh import ProcessMesh, get_mesh
 from meshpar.placements.values import mesh_of
 from meshpar.training.adapters import Adapter
 from meshpar.training.paths import named_leaves
+from meshpar.training.rank_meshes import rank_meshes
 from meshpar.training.stages import ShardingStage
 from meshpar.training.strategy import Strategy
 
@@ -16,11 +17,27 @@ _DATA_AXES = ("dp", "fsdp", "sharding")
 _ZERO_AXES = ("sharding", "fsdp", "dp")
 
 
-def mesh_for(adapter: Adapter, stage: ShardingStage | None) -> ProcessMesh:
-    """The one mesh of the placed leaves, else the optimizer's, else the default one."""
+def mesh_for(
+    adapter: Adapter, stage: ShardingStage | None, strategy: Strategy
+) -> tuple[ProcessMesh, dict[str, int]]:
+    """The mesh of a model, and which leaves lie on the part of it that is one pipeline rank's.
+
+    It is the one mesh of the placed leaves, else the optimizer's, else the default one; where
+    leaves lie on parts of the default mesh along `Strategy.pipeline.axis`, that one.
+
+    Returns:
+      The mesh; name -> rank.
+    """
     found: dict[ProcessMesh, str] = {}
+    default, axis = get_mesh(), strategy.pipeline.axis
+    staged = strategy.pipeline.enable and default is not None and axis in default.axis_sizes
+    parts, ranks = rank_meshes(default, axis) if staged and default else {}, dict[str, int]()
     for name, leaf in (*named_leaves(adapter.params), *named_leaves(adapter.rest)):
         mesh = mesh_of(leaf)
+        if mesh is None:
+            continue
+        if mesh in parts:
+            ranks[name], mesh = parts[mesh], default
         if mesh is not None:
             found.setdefault(mesh, name)
     if stage is not None and stage.mesh is not None:
@@ -30,7 +47,9 @@ def mesh_for(adapter: Adapter, stage: ShardingStage | None) -> ProcessMesh:
         raise MeshError(
             "its state lies on two meshes, and one program runs on one.",
             **{name: first, other: second},
-            instead="shard_tensor or reshard all of it onto one mesh",
+            instead="shard_tensor or reshard all of it onto one mesh; or, for a pipeline, "
+            "mp.set_mesh(mesh) of the whole mesh and layers on mesh.get_mesh_with_dim(axis)[rank], "
+            "with Strategy.pipeline",
         )
     mesh = next(iter(found), None) or get_mesh()
     if mesh is None:
@@ -39,7 +58,7 @@ def mesh_for(adapter: Adapter, stage: ShardingStage | None) -> ProcessMesh:
             instead='mp.set_mesh(mp.ProcessMesh(range(8), ["dp"])) before to_static, or place '
             "parameters with shard_tensor or shard_layer",
         )
-    return mesh
+    return mesh, ranks
 
 
 def zero_axis(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.layout import Layout
 from meshpar.schedules import NAMES, Schedule, auto, generate
 from meshpar.schedules.executors.batch_pipeline import BatchPipeline, Groups
+from meshpar.training.rank_meshes import rank_meshes, without_transfers
+from meshpar.training.split_point import read_splits
+from meshpar.training.stage_counts import OnRanks, Stages, shared_out
 from meshpar.training.state import Slots
 from meshpar.training.strategy import Strategy
 
@@ -34,6 +38,7 @@ class Pipeline:
       microbatches: their number; `None` where their size is given.
       rows: rows of a microbatch on each device; `None` where their number is given.
       split_backward: whether full backwards are split.
+      stages: what the user said about stages; `None` shares out equal layers evenly.
     """
 
     axis: str
@@ -42,6 +47,7 @@ class Pipeline:
     microbatches: int | None
     rows: int | None
     split_backward: bool
+    stages: Stages | None = None
 
     def table(self, batch: Slots, *, train: bool) -> Schedule:
         """The schedule for a batch.
@@ -82,13 +88,22 @@ class Pipeline:
         return count
 
 
-def pipeline_of(strategy: Strategy, mesh: ProcessMesh) -> Pipeline | None:
+def pipeline_of(
+    strategy: Strategy, mesh: ProcessMesh, model: Any, ranks: Mapping[str, int]
+) -> Pipeline | None:
     """What `Strategy.pipeline` asks for, checked; `None` if it is not enabled.
+
+    Args:
+      strategy: the options.
+      mesh: the mesh of the whole pipeline.
+      model: the user's model, of whatever form.
+      ranks: the parameters that lie on the mesh of one rank, and the rank.
 
     Raises:
       MeshError: the mesh has no axis for the ranks, or one of another size.
-      ValueError: an unknown schedule, or sizes that do not fit each other.
-      NotImplementedError: another way to find the stages than by equal layers.
+      ValueError: an unknown schedule, sizes that do not fit each other, or stages that are given
+        in two ways.
+      TypeError: class names, of a model that is no nnx module.
     """
     asked = strategy.pipeline
     if not asked.enable:
@@ -112,10 +127,11 @@ def pipeline_of(strategy: Strategy, mesh: ProcessMesh) -> Pipeline | None:
             f"Strategy.pipeline.schedule_mode = {asked.schedule_mode!r}: it is one of "
             f"{', '.join(NAMES)} or auto"
         )
-    if asked.vpp_seg_method not in ("", "uniform"):
-        raise NotImplementedError(
-            f"Strategy.pipeline.vpp_seg_method = {asked.vpp_seg_method!r}: stages are found as "
-            "runs of equal layers, which 'uniform' says too; by class names is not there yet"
+    splits = read_splits(asked, model)
+    if splits is not None and ranks:
+        raise ValueError(
+            f"Strategy.pipeline: {next(iter(ranks))!r} lies on the mesh of one rank, which says "
+            "where stages are, and so does split_spec or vpp_seg_method; give one of them"
         )
     changed = asked.changed()
     if "accumulate_steps" in changed and "micro_batch_size" in changed:
@@ -132,6 +148,7 @@ def pipeline_of(strategy: Strategy, mesh: ProcessMesh) -> Pipeline | None:
         None if by_size else asked.accumulate_steps,
         asked.micro_batch_size if by_size else None,
         asked.split_backward,
+        OnRanks(tuple(ranks.items())) if ranks else splits,
     )
     if asked.schedule_mode != "auto":
         generate(asked.schedule_mode, size, 1, pipeline.chunks)  # refuses a wrong vpp_degree
@@ -177,16 +194,29 @@ def pipelined(
 
     leaves = [leaf for group, _ in groups for leaf in group]
     program = program_of(jax.make_jaxpr(of_leaves)(*leaves))
+    inputs = program.inputs[: counts[0]], program.inputs[counts[0] + counts[1] :]
+    names = [slot.name for slot in slots.leaves]
+    ranks = dict(pipeline.stages.ranks) if isinstance(pipeline.stages, OnRanks) else {}
+    program = without_transfers(
+        program,
+        rank_meshes(placed.mesh, pipeline.axis),
+        {v: ranks[name] for v, name in zip(inputs[0], names, strict=True) if name in ranks},
+        *inputs,
+    )
     results = out_trees[0].num_leaves
+    table, share = pipeline.table(placed, train=train), None
+    if pipeline.stages is not None:
+        share = partial(shared_out, pipeline.stages, names, table)
     step = BatchPipeline(
         program,
         Groups(_even(slots), counts[1], placed.layouts),
         results,
-        pipeline.table(placed, train=train),
+        table,
         placed.mesh,
         pipeline.axis,
         tuple(dict.fromkeys(a for s in placed.leaves if s.shape for a in s.layout.dims[0])),
         train=train,
+        share=share,
     )
     made, state, gradients = step(*leaves)
     if train and results == 2:  # the gradients are those of the sum

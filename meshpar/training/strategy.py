@@ -32,13 +32,19 @@ class Strategy(Options):
 
     What acts: `sharding.enable`, `.stage`, `.degree` (ZeRO); `data_axes`; and of `pipeline`
     `enable`, `axis`, `schedule_mode`, `accumulate_steps` or `micro_batch_size`, `pp_degree`,
-    `vpp_degree`, `split_backward`. The other fields are there with Paddle's defaults, and
-    `to_static` raises `NotImplementedError` for one that is set.
+    `vpp_degree`, `vpp_seg_method`, `split_spec`, `split_backward`. The other fields are there with
+    Paddle's defaults, and `to_static` raises `NotImplementedError` for one that is set.
 
-    With `pipeline` the model's run of equal layers is found in its program and shared out evenly,
-    in order, over the ranks along the mesh axis `pipeline.axis`; what comes before them runs on the
-    first stage's rank, what comes after and the loss on the last one's. `schedule_mode` is a name
-    of `schedules.NAMES` or "auto". `accumulate_steps` is the number of microbatches into which the
+    With `pipeline` the model's run of equal layers is found in its program and shared out, in
+    order, over the ranks along the mesh axis `pipeline.axis`; what comes before them runs on the
+    first stage's rank, what comes after and the loss on the last one's. Stages are given by
+    `split_spec`, a dict from names of modules to `SplitPoint` with one point less than stages; or
+    the name of a list of modules, shared out evenly; or `vpp_seg_method="layer:Name"`, the modules
+    of a class likewise; or by the layers' parameters, placed on the mesh of a rank,
+    `mesh.get_mesh_with_dim("pp")[rank]` of the default mesh; else evenly. A stage may have no
+    layers; a point before the first layer or after the last counts as that end of the run. Two
+    stages need no equal layers. `schedule_mode` is a name of
+    `schedules.NAMES` or "auto". `accumulate_steps` is the number of microbatches into which the
     batch is cut, `micro_batch_size` the rows of one on each device. A step equals the step without
     a pipeline, random numbers and means over the whole batch included. Every parameter lies cut
     over the axis where its dims allow; scanned layers lie where they are used, unrolled ones move
@@ -160,6 +166,7 @@ _ACTING = {
     "pipeline.pp_degree",
     "pipeline.schedule_mode",
     "pipeline.split_backward",
+    "pipeline.split_spec",
     "pipeline.vpp_degree",
     "pipeline.vpp_seg_method",
     "sharding.enable",

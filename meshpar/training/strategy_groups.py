@@ -91,10 +91,15 @@ class GradientMergeConfig(Options):
 
 @dataclass(slots=True, repr=False)
 class PipelineConfig(Options):
-    """Pipeline parallelism; `axis` is ours: the mesh axis along which the ranks lie."""
+    """Pipeline parallelism.
+
+    Two fields are ours: `axis`, the mesh axis along which the ranks lie, and `split_spec`, which
+    Paddle has in the `pp_config` of `parallelize`.
+    """
 
     enable: bool = False
     axis: str = "pp"
+    split_spec: Any = None  # dict from names of modules to SplitPoint, or a name or list of names
     schedule_mode: str = "1F1B"
     pp_degree: int = 1
     vpp_degree: int = 1

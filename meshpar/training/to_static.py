@@ -17,7 +17,7 @@ from meshpar.training.axes import data_axes, mesh_for, zero_axis
 from meshpar.training.batch import BatchPlacer, read_input_spec
 from meshpar.training.dist_model import DistModel
 from meshpar.training.optimizer_state import create_optimizer_state, optimizer_slots
-from meshpar.training.pipelined import pipeline_of
+from meshpar.training.pipelined import Pipeline, pipeline_of
 from meshpar.training.stages import ShardedOptimizer, ShardingStage, cut_over
 from meshpar.training.state import Arrays, Slots, owned_copy, slots_of
 from meshpar.training.step import Partitioner, Recipe, State
@@ -104,9 +104,10 @@ def to_static(
     tx, stage = _optimizer(options["optimizer"], strategy)
     adapter = adapt(model)
     try:
-        mesh = mesh_for(adapter, stage)
+        mesh, ranks = mesh_for(adapter, stage, strategy)
         axis, number = zero_axis(stage, strategy, mesh)
-        return _assembled(adapter, mesh, strategy, tx, axis, number, options, partitioner)
+        pipeline = pipeline_of(strategy, mesh, model, ranks)
+        return _assembled(adapter, mesh, strategy, tx, axis, number, options, partitioner, pipeline)
     except MeshparError as error:
         raise error.within("to_static(model)", model=adapter.name) from None
 
@@ -120,9 +121,8 @@ def _assembled(
     stage: int,
     options: dict[str, Any],
     partitioner: Partitioner,
+    pipeline: Pipeline | None,
 ) -> DistModel:
-    pipeline = pipeline_of(strategy, mesh)
-
     def cut(shape: tuple[int, ...], layout: Layout) -> Layout:
         return layout if axis is None else cut_over(axis, shape, layout, mesh.axis_sizes)
 

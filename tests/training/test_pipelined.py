@@ -237,7 +237,6 @@ def test_state_that_activations_decide():
         ({"schedule_mode": "2F2B"}, ValueError, "FThenB"),
         ({"schedule_mode": "1F1B", "vpp_degree": 2}, ValueError, "VPP"),
         ({"accumulate_steps": 2, "micro_batch_size": 2}, ValueError, "set one"),
-        ({"vpp_seg_method": "layer:Block"}, NotImplementedError, "class names"),
         ({"generation_batch_size": 2}, NotImplementedError, "generation_batch_size"),
     ],
 )

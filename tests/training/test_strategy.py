@@ -78,6 +78,7 @@ ACTING = {"data_axes", "sharding.enable", "sharding.stage", "sharding.degree"} |
         "pp_degree",
         "schedule_mode",
         "split_backward",
+        "split_spec",
         "vpp_degree",
         "vpp_seg_method",
     ]
@@ -85,7 +86,8 @@ ACTING = {"data_axes", "sharding.enable", "sharding.stage", "sharding.degree"} |
 
 
 def test_fields_and_defaults_are_paddles():
-    pipeline = {"pipeline": PADDLE["pipeline"] | {"axis": "pp"}}  # `axis` is ours
+    ours = {"axis": "pp", "split_spec": None}
+    pipeline = {"pipeline": PADDLE["pipeline"] | ours}
     assert mp.Strategy().to_dict() == BASE | OURS | PADDLE | pipeline
 
 

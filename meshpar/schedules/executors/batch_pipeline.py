@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from meshpar.compiler.program import Program
@@ -17,12 +16,18 @@ from meshpar.placements.layout import Layout
 from meshpar.schedules.executors.cut_model import CutModel, Piece, cut_model
 from meshpar.schedules.executors.evaluate import run_program
 from meshpar.schedules.executors.in_time import TIME
+from meshpar.schedules.executors.layer_order import LayerOrder, even_counts
+from meshpar.schedules.executors.layers import Layers, find_layers
 from meshpar.schedules.executors.local_actions import Placed, Stages
 from meshpar.schedules.executors.program import PipelineProgram
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
 from meshpar.schedules.schedule import Schedule
 
-__all__ = ["BatchPipeline", "Groups"]
+__all__ = ["BatchPipeline", "Groups", "Share"]
+
+Share = Callable[[Program, Sequence[int], Sequence[int]], tuple[Layers, Sequence[int]]]
+"""Finds the layers of a program, given the numbers of its trained inputs and of those of the batch,
+and says how many each stage has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class BatchPipeline:
       axis: its axis of ranks.
       data_axes: those that cut the batch.
       train: whether gradients are wanted.
+      share: finds the layers and shares them out; `None` does so evenly.
       recompute: whether the backward pass runs stages again.
     """
 
@@ -67,18 +73,24 @@ class BatchPipeline:
         data_axes: Sequence[str],
         *,
         train: bool,
+        share: Share | None = None,
         recompute: bool = False,
     ) -> None:
         count = len(groups.params)
         params = program.inputs[:count]
         batch = program.inputs[count + groups.rest :]
-        least = schedule.P * schedule.V
-        self.cut: CutModel = cut_model(program, params, batch, results=results, least=least)
+        if share is None:
+            stages = schedule.P * schedule.V
+            layers = find_layers(program, params, batch, stages)
+            counts: Sequence[int] = even_counts(layers.count, stages)
+        else:
+            layers, counts = share(program, params, batch)
+        self.cut: CutModel = cut_model(program, params, batch, layers, results=results)
         self._program, self._axis, self._mesh = program, axis, mesh
         self._rows = tuple(a for a in data_axes if a in mesh.axis_sizes and a != axis)
         self._layouts = dict(zip(params, groups.params, strict=True))
         self._train, self._results = train, results
-        self._order = _LayerOrder.of(self.cut.layers.count, schedule)
+        self._order = LayerOrder.of(counts, schedule)
         stages = self._stages(recompute)
         stored = tuple(
             tuple(self._layouts[v] for v in piece.params)
@@ -206,66 +218,6 @@ class BatchPipeline:
     def _struct(self, value: int) -> jax.ShapeDtypeStruct:
         aval = self._program.avals[value]
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerOrder:
-    """Which layers each stage has, as evenly as can be; shorter stages repeat a layer unused.
-
-    Args:
-      ranks: number of ranks.
-      chunks: stages on a rank.
-      per_stage: the most layers in a stage.
-      layers: (ranks, chunks, per_stage) the layer in each place.
-      active: of the same shape: whether it is computed with.
-    """
-
-    ranks: int
-    chunks: int
-    per_stage: int
-    layers: np.ndarray
-    active: np.ndarray
-
-    @classmethod
-    def of(cls, count: int, schedule: Schedule) -> _LayerOrder:
-        stages = schedule.P * schedule.V
-        most = -(-count // stages)
-        counts = [count // stages + (s < count % stages) for s in range(stages)]
-        starts = np.cumsum([0, *counts[:-1]])
-        layers = np.zeros((schedule.P, schedule.V, most), int)
-        active = np.zeros(layers.shape, bool)
-        for stage, (rank, chunk) in enumerate(schedule.places):
-            here = np.arange(most)
-            layers[rank, chunk] = starts[stage] + np.minimum(here, counts[stage] - 1)
-            active[rank, chunk] = here < counts[stage]
-        return cls(schedule.P, schedule.V, most, layers, active)
-
-    @property
-    def full(self) -> bool:
-        """Whether all stages have the same number of layers."""
-        return bool(self.active.all())
-
-    @property
-    def _in_order(self) -> bool:
-        return self.full and bool((np.diff(self.layers.reshape(-1)) == 1).all())
-
-    def stack(self, row: Sequence[int], values: dict[int, Any]) -> Any:
-        """A value of all layers, of shape (ranks, chunks, per_stage, ...)."""
-        places = self.layers.reshape(-1)
-        if len(row) == 1 and len(set(places)) > 1:
-            whole = values[row[0]] if self._in_order else values[row[0]][places]
-        else:
-            whole = jnp.stack([values[row[k]] for k in places])
-        return whole.reshape(*self.layers.shape, *whole.shape[1:])
-
-    def unstack(self, gradient: Any, row: Sequence[int]) -> list[Any]:
-        """The gradient of a value of all layers, in the form of `row`."""
-        flat = gradient.reshape(-1, *gradient.shape[3:])
-        if self._in_order and len(row) == 1:
-            return [flat]
-        where = np.flatnonzero(self.active.reshape(-1))
-        where = where[np.argsort(self.layers.reshape(-1)[where])]
-        return [flat[where]] if len(row) == 1 and len(where) > 1 else [flat[k] for k in where]
 
 
 def _without(layout: Layout, axis: str) -> Layout:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from meshpar.compiler.program import Constant, Node, Program, Ref
 from meshpar.schedules.executors.evaluate import depending_on, values_of
-from meshpar.schedules.executors.layers import LayerError, Layers, find_layers
+from meshpar.schedules.executors.layers import LayerError, Layers
 from meshpar.schedules.executors.split import split
 
 __all__ = ["CutModel", "Piece", "cut_model"]
@@ -56,9 +56,9 @@ def cut_model(
     program: Program,
     params: Collection[int],
     batch: Collection[int],
+    layers: Layers,
     *,
     results: int,
-    least: int,
 ) -> CutModel:
     """Cuts a traced model.
 
@@ -66,14 +66,14 @@ def cut_model(
       program: (parameters, other state, batch) -> (results, other state).
       params: its inputs that are trained.
       batch: its inputs that are the batch.
+      layers: its layers.
       results: how many of its outputs are results; the others must not depend on activations.
-      least: how many layers there must be.
 
     Raises:
-      LayerError: there are fewer; what comes after the layers uses more than their output; or other
-        state depends on activations.
+      LayerError: what comes after the layers uses more than their output, or layers take what
+        others make from parameters.
+      NotImplementedError: other state depends on activations.
     """
-    layers = find_layers(program, params, batch, least)
     sizes = {program.avals[v].shape[0] for v in batch if program.avals[v].ndim}
     of_batch = depending_on(program, batch)
     of_params = depending_on(program, params)

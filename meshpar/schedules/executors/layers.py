@@ -15,10 +15,11 @@ import numpy as np
 
 from meshpar.compiler.program import Constant, Node, Program
 from meshpar.errors import MeshparError
+from meshpar.placements.annotate import PRIMITIVE
 from meshpar.schedules.executors.evaluate import depending_on, values_of
 from meshpar.schedules.executors.loops import is_loop
 
-__all__ = ["LayerError", "Layers", "find_layers"]
+__all__ = ["LayerError", "Layers", "cuts", "find_layers"]
 
 
 class LayerError(MeshparError):
@@ -131,8 +132,8 @@ def _loop(node: Node, position: int, active: set[int]) -> Layers | None:
 
 
 def _unrolled(program: Program, known: _Known) -> Layers | None:
-    cuts = _cuts(program, known.active)
-    pieces = [_Piece(program, known, lo, hi) for lo, hi in pairwise(cuts)]
+    places = cuts(program, known.active)
+    pieces = [_Piece(program, known, lo, hi) for lo, hi in pairwise(places)]
     names: dict[Hashable, int] = {}
     kinds = [names.setdefault(piece.form, len(names)) for piece in pieces]
     best: tuple[int, int, int, int] | None = None  # operations, -period, start, count
@@ -145,12 +146,12 @@ def _unrolled(program: Program, known: _Known) -> Layers | None:
             ):
                 count += 1
             if count > 1:
-                size = cuts[start + count * period][0] - cuts[start][0]
+                size = places[start + count * period][0] - places[start][0]
                 best = max(best or (0, 0, 0, 0), (size, -period, start, count))
     if best is None:
         return None
     _, minus, start, count = best
-    bounds = [cuts[start - minus * k] for k in range(count + 1)]
+    bounds = [places[start - minus * k] for k in range(count + 1)]
     layers = [_Piece(program, known, lo, hi) for lo, hi in pairwise(bounds)]
     if len({layer.form for layer in layers}) != 1:
         return None
@@ -169,7 +170,7 @@ def _unrolled(program: Program, known: _Known) -> Layers | None:
     return Layers(body, first.x, layers[-1].out, own, shared, count, bounds[-1][0] - 1)
 
 
-def _cuts(program: Program, active: set[int]) -> list[tuple[int, int]]:
+def cuts(program: Program, active: set[int]) -> list[tuple[int, int]]:
     """The places where one active value alone goes on: (position of the next operation, value)."""
     last_use: dict[int, int] = {}
     for position, node in enumerate(program.nodes):
@@ -238,9 +239,15 @@ def _form(node: Node, numbers: dict[int, Hashable]) -> Hashable:
     )
     outs = tuple((var.aval.shape, str(var.aval.dtype)) for var in node.eqn.outvars)
     if node.bodies is None:
-        key = node.key[2] if isinstance(node.key, tuple) else str(node.params)
-        return node.name, key, ins, outs
+        return node.name, _params(node), ins, outs
     return node.name, tuple(map(_body_form, node.bodies.bodies)), ins, outs
+
+
+def _params(node: Node) -> Hashable:
+    if node.name == PRIMITIVE:  # on whatever rank: the axes within a rank are the same on all
+        asked = (node.params[name] for name in ("source", "layout", "priority"))
+        return tuple(node.params["mesh"].axis_sizes.items()), *asked
+    return node.key[2] if isinstance(node.key, tuple) else str(node.params)
 
 
 def _body_form(program: Program) -> Hashable:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from meshpar.compiler.annotations import Surroundings
 from meshpar.compiler.decide import Decider
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.emitted import emitted_primitives
@@ -45,11 +46,18 @@ class Within:
       sizes: the axes of the mesh but the pipeline's, and `TIME` where microbatches are parts of a
         batch that the programs are traced with.
       model: what things cost.
+      outer: the axis of the pipeline's ranks.
     """
 
-    def __init__(self, sizes: Mapping[str, int], model: DeviceModel) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        model: DeviceModel,
+        outer: Mapping[str, int] | None = None,
+    ) -> None:
         self.sizes = dict(sizes)
-        self._decider = Decider(sizes, model)
+        around = Surroundings(dict(outer or {}), frozenset({TIME} & set(sizes)))
+        self._decider = Decider(sizes, model, around)
 
     def local(
         self,

@@ -114,7 +114,8 @@ class PipelineStep:
         self.in_parts = in_parts
         inside = {name: size for name, size in self.sizes.items() if name != axis}
         inside |= {TIME: schedule.M} if in_parts else {}
-        within = Within(inside, DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform))
+        model = DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform)
+        within = Within(inside, model, {axis: self.sizes[axis]})
         self.schedule = schedule.uncombined() if train else schedule.forwards()
         self.actions: LocalActions = local_actions(
             stages, within, train=train, scale=scale, in_parts=in_parts
