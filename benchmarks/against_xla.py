@@ -1,9 +1,10 @@
-"""meshpar's partitioner against XLA's on the training steps of the reference models.
+"""meshpar's partitioner against XLA's on the steps of the reference models.
 
-Both partition the same step, with the same placements of parameters, optimizer state and batch, and
-run in turns in one process. Bytes are what each device sends, read from the lowered module for
-meshpar (what it asks for) and from the compiled one for XLA (what it chose); memory is that of the
-compiled program: arguments + temporaries + outputs - what they share.
+Both partition the same function (the loss alone, or a whole train step), with the same placements
+of parameters, optimizer state and batch, and run in turns in one process. Bytes are what each
+device sends, read from the lowered module for meshpar (what it asks for) and from the compiled one
+for XLA (what it chose). Memory is that of the compiled program, layers scanned where a model has
+them: arguments + temporaries + outputs - what they share.
 
     python -m benchmarks.against_xla [--steps 20] [--models decoder gpt2] [--layouts dp8 zero1]
 """
@@ -11,99 +12,70 @@ compiled program: arguments + temporaries + outputs - what they share.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import jax
-import numpy as np
-import optax
-from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
 import meshpar as mp
-from benchmarks.timing import measure
+from benchmarks.model_steps import LARGE, forward, mesh_named, placed, result_placements, train_step
+from benchmarks.timing import ratio, rounds
 from meshpar.compiler.hlo import collectives_in_hlo, collectives_in_stablehlo, sent_bytes
-from meshpar.models import (
-    GPT2,
-    MLP,
-    Decoder,
-    DecoderConfig,
-    GPT2Config,
-    MLPConfig,
-    ResNet,
-    ResNetConfig,
-    axes_for,
-    cross_entropy,
-    rules_for,
-)
 
-LAYOUTS = {  # name -> mesh axes, ZeRO stage
-    "dp8": ({"dp": 8}, 0),
-    "tp8": ({"tp": 8}, 0),
-    "dp2 x tp4": ({"dp": 2, "tp": 4}, 0),
-    "zero1": ({"dp": 8}, 1),
-    "zero2": ({"dp": 8}, 2),
-    "zero3": ({"dp": 8}, 3),
+MODELS = ("decoder", "gpt2", "encoder", "mlp", "resnet")
+LAYERED = ("decoder", "gpt2", "encoder")
+LAYOUTS = {  # name -> mesh, ZeRO stage
+    "dp8": ("dp8", 0),
+    "tp8": ("tp8", 0),
+    "dp2 x tp4": ("dp2tp4", 0),
+    "dp2 x tp2 x sp2": ("dp2tp2sp2", 0),
+    "zero1": ("dp8", 1),
+    "zero2": ("dp8", 2),
+    "zero3": ("dp8", 3),
 }
-BATCH, LENGTH, VOCABULARY = 32, 64, 512
+PARTITIONERS = ("meshpar", "xla")
 
 
-def build(name, scan):
-    rngs = nnx.Rngs(0)
-    if name == "decoder":
-        config = DecoderConfig(
-            vocab_size=VOCABULARY, num_layers=2, model_dim=128, num_heads=8, num_kv_heads=8,
-            head_dim=16, hidden_dim=256, max_seq_len=LENGTH, scan_layers=scan,
-        )  # fmt: skip
-        return Decoder(config, rngs=rngs), scan
-    if name == "gpt2":
-        config = GPT2Config(
-            vocab_size=VOCABULARY, num_layers=2, model_dim=128, num_heads=8, max_seq_len=LENGTH,
-            scan_layers=scan,
-        )  # fmt: skip
-        return GPT2(config, rngs=rngs), scan
-    if name == "mlp":
-        return MLP(MLPConfig(dims=(256, 512, 512, 256)), rngs=rngs), False
-    return ResNet(ResNetConfig(stages=(1, 1), width=16), rngs=rngs), False
+class Program:
+    """One step under one partitioner, with its state."""
 
+    def __init__(self, name, layout, what, partitioner, *, scan):
+        where, zero = LAYOUTS[layout]
+        mesh = mesh_named(where)
+        if what == "forward":
+            step = forward(name, mesh, LARGE, scan=scan)
+            self.fn = mp.jit(step.fn, out_placements=[], partitioner=partitioner)
+        else:
+            step = train_step(name, mesh, LARGE, zero=zero, scan=scan)
+            self.fn = mp.jit(
+                step.fn,
+                out_placements=result_placements(step, mesh),
+                donate_argnums=(0, 1, 2),
+                partitioner=partitioner,
+            )
+        self.trains = what == "train"
+        self.args = placed(step, mesh)
 
-def batch_for(name):
-    rng = np.random.default_rng(0)
-    if name in ("decoder", "gpt2"):
-        return tuple(rng.integers(0, VOCABULARY, (2, BATCH, LENGTH), np.int32))
-    shape = (BATCH, 256) if name == "mlp" else (BATCH, 16, 16, 3)
-    return rng.normal(size=shape).astype(np.float32), rng.integers(0, 10, BATCH).astype(np.int32)
+    def __call__(self):
+        """One step on what the last one left; returns the loss."""
+        out = self.fn(*self.args)
+        if not self.trains:
+            return out
+        *state, loss = out
+        self.args = (*state, self.args[-1])
+        return loss
 
-
-def trainer(name, axes, stage, partitioner, scan):
-    model, scanned = build(name, scan)
-    mesh = mp.ProcessMesh(np.arange(8).reshape(tuple(axes.values())), list(axes))
-    rules = rules_for(model)
-    params = nnx.state(model, nnx.Param)
-
-    def place(path, x):
-        keys = [getattr(k, "key", getattr(k, "idx", None)) for k in path]
-        dotted = ".".join(str(k) for k in keys if k is not None)
-        cut = axes_for(dotted, x.ndim, rules, scanned=scanned)
-        return mp.shard_tensor(
-            x, mesh, [mp.Shard(cut.index(n)) if n in cut else mp.Replicate() for n in axes]
-        )
-
-    nnx.update(model, jax.tree_util.tree_map_with_path(place, params))
-    strategy = mp.Strategy({"data_axes": ("dp",) if "dp" in axes else ()})
-    if stage:
-        strategy.sharding.enable, strategy.sharding.stage = True, stage
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    dm = mp.to_static(model, strategy, loss=cross_entropy, optimizer=tx, partitioner=partitioner)
-    dm.train()
-    return dm
+    def compiled(self):
+        return self.fn.lower(*self.args).compile()
 
 
 def sent(found):
     return sum(sent_bytes(kind, one, 8) for kind, several in found.items() for one in several)
 
 
-def held(dm):
-    memory = dm.memory_analysis()
+def held(compiled):
+    memory = compiled.memory_analysis()
     return (
         memory.argument_size_in_bytes
         + memory.temp_size_in_bytes
@@ -112,43 +84,57 @@ def held(dm):
     )
 
 
-def compare(name, layout, steps, scan):
-    axes, stage = LAYOUTS[layout]
-    batch = batch_for(name)
-    both = [trainer(name, axes, stage, p, scan) for p in ("meshpar", "xla")]
-    placed = [dm.place_batch(*batch) for dm in both]
-    runs = [lambda dm=dm, data=data: dm(*data) for dm, data in zip(both, placed, strict=True)]
-    times = measure(runs, steps)
-    ours = both[0].plan().bytes
-    lowered = sent(collectives_in_stablehlo(both[0].lower().as_text()))
-    theirs = sent(collectives_in_hlo(both[1].compiled_text()))
-    return times, (ours, lowered, theirs), [held(dm) for dm in both]
+def compare(name, layout, what, steps):
+    """Bytes, memory and (with `steps`) times of both."""
+    made = [partial(Program, name, layout, what, p) for p in PARTITIONERS]
+    ours, theirs = (make(scan=False) for make in made)
+    planned = ours.fn.plan(*ours.args).bytes
+    lowered = sent(collectives_in_stablehlo(ours.fn.lower(*ours.args).as_text()))
+    assert planned == lowered, f"the plan says {planned}, the module {lowered}"
+    compiled = theirs.compiled()
+    bytes_sent = planned, sent(collectives_in_hlo(compiled.as_text()))
+    if name in LAYERED:
+        memory = [held(make(scan=True).compiled()) for make in made]
+    else:
+        memory = [held(ours.compiled()), held(compiled)]
+    return bytes_sent, memory, rounds([ours, theirs], steps) if steps else None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--models", nargs="+", default=["decoder", "gpt2", "mlp", "resnet"])
-    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
-    parser.add_argument("--scan", action="store_true", help="scan over layers, for memory")
+    parser.add_argument("--steps", type=int, default=20, help="0: bytes and memory only")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
+    parser.add_argument("--what", nargs="+", default=["train", "forward"])
     args = parser.parse_args()
     mp.set_host_device_count(8)
     table = Table(title=f"jax {jax.__version__}, 8 {jax.devices()[0].platform} devices")
     for column in (
-        "model", "layout", "meshpar [ms]", "XLA [ms]", "time", "meshpar sends", "XLA sends",
-        "bytes", "memory",
+        "model", "layout", "step", "meshpar [ms]", "XLA [ms]", "time", "noise", "meshpar sends",
+        "XLA sends", "bytes", "memory",
     ):  # fmt: skip
-        table.add_column(column, justify="left" if column in ("model", "layout") else "right")
-    for name in args.models:
-        for layout in args.layouts:
-            times, (ours, lowered, theirs), memory = compare(name, layout, args.steps, args.scan)
-            assert ours == lowered or args.scan, f"the plan says {ours}, the module {lowered}"
-            table.add_row(
-                name, layout, f"{times[0] * 1e3:.1f}", f"{times[1] * 1e3:.1f}",
-                f"{times[0] / times[1]:.2f}", f"{ours:,}", f"{theirs:,}",
-                f"{ours / max(theirs, 1):.2f}", f"{memory[0] / memory[1]:.2f}",
-            )  # fmt: skip
-    Console(width=130).print(table)
+        left = column in ("model", "layout", "step")
+        table.add_column(column, justify="left" if left else "right")
+    cases = [
+        (name, layout, what)
+        for name in args.models
+        for layout in args.layouts
+        for what in args.what
+        if what == "train" or not LAYOUTS[layout][1]
+    ]
+    console = Console(width=140)
+    for number, case in enumerate(cases, 1):
+        (ours, theirs), memory, times = compare(*case, args.steps)
+        figures = ["", "", "", ""]
+        if times:
+            each = [f"{sorted(t)[len(t) // 2] * 1e3:.1f}" for t in times]
+            middle, noise = ratio(*times)
+            figures = [*each, f"{middle:.2f}", f"{noise:.2f}"]
+        less = f"{ours / theirs:.2f}" if theirs else "1.00" if not ours else "inf"
+        row = (*case, *figures, f"{ours:,}", f"{theirs:,}", less, f"{memory[0] / memory[1]:.2f}")
+        console.log(f"{number}/{len(cases)}", *row)
+        table.add_row(*row)
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -374,7 +374,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--shrink", type=float, default=40)
     options = parser.parse_args()

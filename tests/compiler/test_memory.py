@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import meshpar as mp
+from benchmarks.model_steps import mesh_named, placed, result_placements, train_step
 from meshpar import Shard
-from tests.compiler.steps import mesh_named, placed, result_placements, train_step
 
 LINE = mp.ProcessMesh([0, 1], ["x"])
 EIGHT = np.arange(8, dtype=np.float32)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshpar as mp
+from benchmarks.model_steps import forward, mesh_named, placed, result_placements, train_step
 from meshpar.compiler.hlo import axes_of, collectives_in_hlo, sent_bytes, touched_axes
 from tests.compiler.executed import executed_collectives
-from tests.compiler.steps import forward, mesh_named, placed, result_placements, train_step
 
 MODELS = ("decoder", "gpt2", "encoder", "mlp", "resnet")
 # (model, mesh, what, scanned layers); a number is a train step under that ZeRO stage.

@@ -1,4 +1,7 @@
-"""Train steps of the reference models as pure functions, with the placements of their arguments."""
+"""Steps of the reference models as pure functions, with the placements of their arguments.
+
+The tests count their collectives at a small size, the benchmarks time them at a larger one.
+"""
 
 from __future__ import annotations
 
@@ -52,39 +55,54 @@ class Step:
     layouts: tuple
 
 
-def model_named(name, *, scan=False):
+@dataclass(frozen=True)
+class Size:
+    """How large the models and the batch are."""
+
+    batch: int
+    length: int
+    vocabulary: int
+    dim: int
+    mlp_dims: tuple[int, ...]
+    image: int
+    width: int
+
+
+SMALL = Size(16, 16, 64, 32, (16, 32, 32, 16), 8, 8)
+LARGE = Size(32, 64, 512, 128, (256, 512, 512, 256), 16, 16)
+
+
+def model_named(name, size=SMALL, *, scan=False):
+    """A model of two layers; `scan` runs over them in a loop."""
     rngs = nnx.Rngs(0)
+    shared = {
+        "vocab_size": size.vocabulary, "num_layers": 2, "model_dim": size.dim, "num_heads": 8,
+        "max_seq_len": size.length, "scan_layers": scan,
+    }  # fmt: skip
     if name == "decoder":
         config = DecoderConfig(
-            vocab_size=64, num_layers=2, model_dim=32, num_heads=8, num_kv_heads=8, head_dim=4,
-            hidden_dim=64, max_seq_len=16, scan_layers=scan,
-        )  # fmt: skip
+            num_kv_heads=8, head_dim=size.dim // 8, hidden_dim=2 * size.dim, **shared
+        )
         return Decoder(config, rngs=rngs)
     if name == "gpt2":
-        config = GPT2Config(
-            vocab_size=64, num_layers=2, model_dim=32, num_heads=8, max_seq_len=16, scan_layers=scan
-        )
-        return GPT2(config, rngs=rngs)
+        return GPT2(GPT2Config(**shared), rngs=rngs)
     if name == "encoder":
-        config = EncoderConfig(
-            vocab_size=64, num_layers=2, model_dim=32, num_heads=8, hidden_dim=64, max_seq_len=16,
-            scan_layers=scan,
-        )  # fmt: skip
-        return Encoder(config, rngs=rngs)
+        return Encoder(EncoderConfig(hidden_dim=2 * size.dim, **shared), rngs=rngs)
     if name == "mlp":
-        return MLP(MLPConfig(dims=(16, 32, 32, 16)), rngs=rngs)
-    return ResNet(ResNetConfig(stages=(1, 1), width=8), rngs=rngs)
+        return MLP(MLPConfig(dims=size.mlp_dims), rngs=rngs)
+    return ResNet(ResNetConfig(stages=(1, 1), width=size.width), rngs=rngs)
 
 
-def batch_for(name):
+def batch_for(name, size=SMALL):
+    """Inputs and labels, drawn from a fixed seed."""
     rng = np.random.default_rng(0)
     if name == "mlp":
-        x = rng.normal(size=(16, 16)).astype(np.float32)
-        return {"x": x, "y": rng.integers(0, 16, 16).astype(np.int32)}
+        x = rng.normal(size=(size.batch, size.mlp_dims[0])).astype(np.float32)
+        return {"x": x, "y": rng.integers(0, size.mlp_dims[-1], size.batch).astype(np.int32)}
     if name == "resnet":
-        x = rng.normal(size=(16, 8, 8, 3)).astype(np.float32)
-        return {"x": x, "y": rng.integers(0, 10, 16).astype(np.int32)}
-    tokens = rng.integers(0, 64, (16, 16)).astype(np.int32)
+        x = rng.normal(size=(size.batch, size.image, size.image, 3)).astype(np.float32)
+        return {"x": x, "y": rng.integers(0, 10, size.batch).astype(np.int32)}
+    tokens = rng.integers(0, size.vocabulary, (size.batch, size.length)).astype(np.int32)
     return {"x": tokens, "y": np.roll(tokens, -1, 1)}
 
 
@@ -98,10 +116,10 @@ def loss_of(model, batch):
     return cross_entropy(lhs @ rhs.T, jnp.arange(lhs.shape[0]))
 
 
-def forward(name, mesh, *, scan=False):
+def forward(name, mesh, size=SMALL, *, scan=False):
     """The loss alone: (params, rest, batch) -> loss."""
-    graph, *_ = nnx.split(model_named(name, scan=scan), nnx.Param, ...)
-    step = train_step(name, mesh, scan=scan)
+    graph, *_ = nnx.split(model_named(name, size, scan=scan), nnx.Param, ...)
+    step = train_step(name, mesh, size, scan=scan)
 
     def loss(params, rest, batch):
         return loss_of(nnx.merge(graph, params, rest, copy=True), batch)
@@ -111,12 +129,12 @@ def forward(name, mesh, *, scan=False):
     return Step(loss, args, layouts)
 
 
-def train_step(name, mesh, *, zero=0, scan=False):
+def train_step(name, mesh, size=SMALL, *, zero=0, scan=False):
     """The step of a model on a mesh, its state placed by the model's rules and a ZeRO stage.
 
     From stage 2 on the gradients are cut as the optimizer's state is.
     """
-    model = model_named(name, scan=scan)
+    model = model_named(name, size, scan=scan)
     model.train()
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -137,7 +155,7 @@ def train_step(name, mesh, *, zero=0, scan=False):
         return optax.apply_updates(params, updates), opt, rest, value
 
     opt = tx.init(params)
-    batch = batch_for(name)
+    batch = batch_for(name, size)
     rules = rules_for(model)
     by_path = {path: _layout(path, x, rules, mesh, scan=scan) for path, x in _paths(params).items()}
     zeroed = {p: _zero(by_path[p], x.shape, mesh) for p, x in _paths(params).items()}
