@@ -49,43 +49,39 @@ class Pipeline:
     split_backward: bool
     stages: Stages | None = None
 
-    def table(self, batch: Slots, *, train: bool) -> Schedule:
+    def table(self, batch: Slots) -> Schedule:
         """The schedule for a batch.
 
         Raises:
-          MeshparError: the batch does not split into equal microbatches.
+          MeshparError: the batch has no rows to split.
         """
-        sizes = batch.mesh.axis_sizes
-        M = self._count(batch, train=train)
-        P, V = sizes[self.axis], self.chunks
+        P, M, V = batch.mesh.axis_sizes[self.axis], self._count(batch), self.chunks
         if self.schedule == "auto":
             return auto(P, M, V)
         return generate(self.schedule, P, M, V, split_backward=self.split_backward)
 
-    def _count(self, batch: Slots, *, train: bool) -> int:
+    def _count(self, batch: Slots) -> int:
+        """The number of microbatches; where rows do not come out even the last ones are smaller."""
         rows = {(s.shape[0], s.layout.dims[0]) for s in batch.leaves if s.shape}
         sizes = {n for n, _ in rows}
         axes = {axis for _, dim in rows for axis in dim}
         cut = math.prod(batch.mesh.axis_sizes[axis] for axis in axes)
         (n,) = sizes if len(sizes) == 1 else (0,)
         if not n:
+            empty = sizes == {0}
             raise MeshparError(
-                "the leaves of the batch have no common number of rows.",
+                "the batch has no rows."
+                if empty
+                else "the leaves of the batch have no common number of rows.",
                 rows=", ".join(f"{s.name or 'batch'} {s.shape}" for s in batch.leaves),
+                because="microbatches are rows of the batch, dim 0 of every leaf that has dims",
+                instead="leave the step out"
+                if empty
+                else "leaves with one number of rows, or without dims for what all rows share",
             )
-        own = n // cut
-        count = self.microbatches or max(1, own // (self.rows or 1))
-        if not train:  # any number gives the same outputs
-            return next(m for m in range(min(count, own), 0, -1) if own % m == 0)
-        if n % (cut * count) or (self.rows and own % self.rows):
-            size = f"{self.rows} rows" if self.rows else f"{count} microbatches"
-            raise MeshparError(
-                f"a batch of {n} rows does not split into equal microbatches.",
-                because=f"{n} rows over {cut} data-parallel parts are {own} each, and Strategy."
-                f"pipeline asks for {size}",
-                instead=f"a batch of {max(1, n // (cut * count)) * cut * count} rows",
-            )
-        return count
+        own = -(-n // cut)  # rows of the largest part
+        size = self.rows or -(-own // (self.microbatches or 1))
+        return -(-own // size)
 
 
 def pipeline_of(
@@ -179,6 +175,7 @@ def pipelined(
     """
     slots, values = params
     placed, args = batch
+    table = pipeline.table(placed)
     groups = [jax.tree.flatten(tree) for tree in (values, rest, args)]
     counts = [len(leaves) for leaves, _ in groups]
     out_trees: list[Any] = []
@@ -204,7 +201,7 @@ def pipelined(
         *inputs,
     )
     results = out_trees[0].num_leaves
-    table, share = pipeline.table(placed, train=train), None
+    share = None
     if pipeline.stages is not None:
         share = partial(shared_out, pipeline.stages, names, table)
     step = BatchPipeline(

@@ -1,76 +1,22 @@
 """Stages where the user says: at modules, by class, or by parameters on the mesh of a rank."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
 import meshpar as mp
-from meshpar import models, schedules
+from meshpar import schedules
 from meshpar.compiler.program import program_of
 from meshpar.schedules.executors.layers import LayerError
 from meshpar.training.paths import named_leaves
 from meshpar.training.split_point import read_splits
 from meshpar.training.stage_counts import OnRanks, shared_out
 from meshpar.training.strategy_groups import PipelineConfig
+from tests.training.small_pipeline import Net, batch, expected, loss, losses, piped
 
 BEGINNING, END = mp.SplitPoint.BEGINNING, mp.SplitPoint.END
-ROWS = 12
-
-
-class Net(nnx.Module):
-    """A linear layer, equal ones of two modules each, another linear layer."""
-
-    def __init__(self, layers=5, scanned=False):
-        rngs = nnx.Rngs(0)
-        self.first = nnx.Linear(4, 8, rngs=rngs)
-        self.layers = models.stack.make_layers(
-            lambda rngs: Block(rngs), layers, scan=scanned, rngs=rngs
-        )
-        self.head = nnx.Linear(8, 4, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(models.stack.run_layers(self.layers, self.first(x), remat=False))
-
-
-class Block(nnx.Module):
-    def __init__(self, rngs):
-        self.up = nnx.Linear(8, 8, rngs=rngs)
-        self.down = nnx.Linear(8, 8, rngs=rngs)
-
-    def __call__(self, x):
-        return x + self.down(jnp.tanh(self.up(x)))
-
-
-def loss(y, t):
-    return ((y - t) ** 2).mean()
-
-
-def batch():
-    return (jax.random.normal(jax.random.key(k), (ROWS, 4)) for k in (0, 1))
-
-
-def losses(dm, steps=3):
-    x, y = batch()
-    dm.train()
-    return [float(dm(x, y)) for _ in range(steps)]
-
-
-@functools.cache
-def expected(make=Net):
-    with mp.ProcessMesh([0], ["dp"]):
-        return losses(mp.to_static(make(), loss=loss, optimizer=optax.adam(1e-2)))
-
-
-def piped(model, axes, **options):
-    mesh = mp.ProcessMesh.create(axes) if isinstance(axes, dict) else axes
-    strategy = mp.Strategy({"pipeline": {"enable": True, "accumulate_steps": 3, **options}})
-    with mesh:
-        return mp.to_static(model, strategy, loss=loss, optimizer=optax.adam(1e-2))
 
 
 def counts(model, stages, ranks=None, schedule="1F1B", P=2, V=1):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from meshpar.compiler.emitted import emitted_collectives
 from meshpar.compiler.planned import Move, PlannedProgram
 from meshpar.placements.layout import Layout
@@ -22,20 +25,44 @@ def without_time(layout: Layout) -> Layout:
 
 
 def by_microbatch(block: Any, layout: Layout, microbatches: int) -> Any:
-    """A device's block with a dim of microbatches first; of size 1 where all share it."""
+    """A device's block with a dim of microbatches first; of size 1 where all share it.
+
+    The last microbatches may be smaller: they are padded, as the blocks of an uneven dim are.
+    """
     if TIME not in layout.shard_axes:
         return block[None]
-    rows = block.shape[0] // microbatches
+    rows = -(-block.shape[0] // microbatches)
+    missing = rows * microbatches - block.shape[0]
+    if missing:
+        pad = [(0, missing, 0), *[(0, 0, 0)] * (block.ndim - 1)]
+        block = jax.lax.pad(block, jnp.zeros((), block.dtype), pad)
     return block.reshape(microbatches, rows, *block.shape[1:])
 
 
-def whole(blocks: Any, layout: Layout) -> Any:
-    """A device's block of a result, from those of the microbatches."""
+def whole(blocks: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
+    """A device's block of a result, from those of the microbatches.
+
+    Args:
+      blocks: with a dim of microbatches first.
+      layout: that of a microbatch's block.
+      shape: of the device's block of the whole batch.
+
+    Raises:
+      NotImplementedError: rows of a microbatch that do not lie together.
+    """
     if TIME in layout.partial_axes:
         return blocks.sum(0)
-    if TIME in layout.shard_axes:
-        return blocks.reshape(-1, *blocks.shape[2:])
-    return blocks[0]
+    dim = layout.dim_of(TIME)
+    if dim is None:
+        return blocks[0]
+    if layout.dims[dim][-1] != TIME:
+        raise NotImplementedError(
+            f"pipeline: an output of shape {shape} on each device is cut over mesh axis "
+            f"{layout.dims[dim][-1]!r} within microbatches; place it otherwise by mp.shard_tensor"
+        )
+    blocks = jnp.moveaxis(blocks, 0, dim)
+    merged = blocks.reshape(*blocks.shape[:dim], -1, *blocks.shape[dim + 2 :])
+    return jax.lax.slice_in_dim(merged, 0, shape[dim], axis=dim)
 
 
 def check_in_time(planned: PlannedProgram) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from meshpar.compiler.program import Constant, Node, Program
@@ -70,7 +71,7 @@ def find_layers(
       LayerError: there are fewer.
     """
     known = _Known(depending_on(program, params), depending_on(program, batch))
-    found = _scanned(program, known.active) or _unrolled(program, known)
+    found = _scanned(program, known.active) or _unrolled(program, known, batch)
     if found is None or found.count < least:
         many = "no run of equal layers" if found is None else f"{found.count} equal layers"
         raise LayerError(
@@ -131,8 +132,33 @@ def _loop(node: Node, position: int, active: set[int]) -> Layers | None:
 # --- unrolled -------------------------------------------------------------------------------------
 
 
-def _unrolled(program: Program, known: _Known) -> Layers | None:
-    places = cuts(program, known.active)
+def _unrolled(program: Program, known: _Known, batch: Collection[int]) -> Layers | None:
+    # The first layer may begin with an array of the batch, while that has no other use.
+    starts = [None, *(v for v in batch if jnp.issubdtype(program.avals[v].dtype, jnp.floating))]
+    runs = [_longest_run(program, known, cuts(program, known.active, v)) for v in starts]
+    _, layers = max(runs, key=lambda run: run[0])
+    if not layers:
+        return None
+    first = layers[0]
+    # What all layers take alike, such as tables of positions, need not be stacked.
+    alike = [
+        len(set(row)) == 1 and row[0] not in known.params
+        for row in zip(*(layer.own for layer in layers), strict=True)
+    ]
+    shared = (*(v for v, same in zip(first.own, alike, strict=True) if same), *first.shared)
+    own = tuple(
+        tuple(v for v, same in zip(layer.own, alike, strict=True) if not same) for layer in layers
+    )
+    inputs = (first.x, *own[0], *shared)
+    body = Program(program.avals, inputs, program.constants, first.nodes, (first.out,))
+    last = layers[-1]
+    return Layers(body, first.x, last.out, own, shared, len(layers), last.end - 1)
+
+
+def _longest_run(
+    program: Program, known: _Known, places: list[tuple[int, int]]
+) -> tuple[int, list[_Piece]]:
+    """The run of equal layers with the most operations between some places, and their number."""
     pieces = [_Piece(program, known, lo, hi) for lo, hi in pairwise(places)]
     names: dict[Hashable, int] = {}
     kinds = [names.setdefault(piece.form, len(names)) for piece in pieces]
@@ -149,34 +175,26 @@ def _unrolled(program: Program, known: _Known) -> Layers | None:
                 size = places[start + count * period][0] - places[start][0]
                 best = max(best or (0, 0, 0, 0), (size, -period, start, count))
     if best is None:
-        return None
-    _, minus, start, count = best
+        return 0, []
+    size, minus, start, count = best
     bounds = [places[start - minus * k] for k in range(count + 1)]
     layers = [_Piece(program, known, lo, hi) for lo, hi in pairwise(bounds)]
-    if len({layer.form for layer in layers}) != 1:
-        return None
-    first = layers[0]
-    # What all layers take alike, such as tables of positions, need not be stacked.
-    alike = [
-        len(set(row)) == 1 and row[0] not in known.params
-        for row in zip(*(layer.own for layer in layers), strict=True)
-    ]
-    shared = (*(v for v, same in zip(first.own, alike, strict=True) if same), *first.shared)
-    own = tuple(
-        tuple(v for v, same in zip(layer.own, alike, strict=True) if not same) for layer in layers
-    )
-    inputs = (first.x, *own[0], *shared)
-    body = Program(program.avals, inputs, program.constants, first.nodes, (first.out,))
-    return Layers(body, first.x, layers[-1].out, own, shared, count, bounds[-1][0] - 1)
+    return (size, layers) if len({layer.form for layer in layers}) == 1 else (0, [])
 
 
-def cuts(program: Program, active: set[int]) -> list[tuple[int, int]]:
-    """The places where one active value alone goes on: (position of the next operation, value)."""
+def cuts(program: Program, active: set[int], start: int | None = None) -> list[tuple[int, int]]:
+    """The places where one active value alone goes on: (position of the next operation, value).
+
+    Args:
+      program: the program.
+      active: the active values.
+      start: an input that counts as one of them, with a place at the very beginning.
+    """
     last_use: dict[int, int] = {}
     for position, node in enumerate(program.nodes):
         last_use.update(dict.fromkeys(values_of(node.ins), position))
     last_use.update(dict.fromkeys(values_of(program.outputs), len(program.nodes)))
-    out, live = [], set[int]()
+    out, live = ([], set[int]()) if start is None else ([(0, start)], {start})
     for position, node in enumerate(program.nodes):
         live = {value for value in live if last_use.get(value, -1) > position}
         live |= {v for v in node.outs if v in active and last_use.get(v, -1) > position}
@@ -198,7 +216,7 @@ class _Piece:
     def __init__(
         self, program: Program, known: _Known, begin: tuple[int, int], end: tuple[int, int]
     ) -> None:
-        self.x, self.out = begin[1], end[1]
+        self.x, self.out, self.end = begin[1], end[1], end[0]
         needed, nodes = {self.out}, list[Node]()
         # Operations that others need, such as the next random state, are not the layer's; what an
         # earlier one makes of parameters alone is.

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from meshpar.placements.apply_steps import apply_steps
-from meshpar.placements.blocks import storage_spec
+from meshpar.placements.blocks import local_shape, storage_spec
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
+from meshpar.placements.storage import from_storage, to_storage
 from meshpar.schedules.executors.in_time import by_microbatch, whole
 from meshpar.schedules.executors.local_actions import Placed
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
@@ -47,7 +48,16 @@ class PipelineProgram:
             out_specs=[[self._spec(r.wanted) for r in group] for group in s.results.values()],
             check_vma=False,
         )
-        results, *gradients = run(jnp.asarray(s.table.rows), *map(list, arrays.groups))
+        own, first, last, *batch = map(list, arrays.groups)
+        if s.in_parts:  # a batch of any number of rows
+            batch = [
+                [to_storage(x, y, s.sizes) for x, y in zip(leaves, layouts, strict=True)]
+                for leaves, layouts in zip(batch, s.batch, strict=True)
+            ]
+        results, *gradients = run(jnp.asarray(s.table.rows), own, first, last, *batch)
+        if s.in_parts:
+            made = zip(results, s.results["result"], strict=True)
+            results = [from_storage(x, r.shape, r.wanted, s.sizes) for x, r in made]
         return results, Gradients(*gradients)
 
     # --- inside -----------------------------------------------------------------------------------
@@ -85,8 +95,15 @@ class PipelineProgram:
         )
         state["own"] = [x[None] for x in state["own"]]
         if step.in_parts:
-            made = step.actions.result.layouts
-            state["result"] = [whole(x, y) for x, y in zip(state["result"], made, strict=True)]
+            state["result"] = [
+                whole(x, y, local_shape(r.shape, r.made, step.sizes))
+                for x, y, r in zip(
+                    state["result"],
+                    step.actions.result.layouts,
+                    step.results["result"],
+                    strict=True,
+                )
+            ]
         return [
             [
                 self._turned(block, r.made, r.wanted, r.shape)
