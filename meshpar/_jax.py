@@ -357,9 +357,12 @@ _UNCHECKED: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any]]] = {
 
 def is_backward(eqn: Any) -> bool:
     """Whether an equation belongs to the backward pass of `jax.grad`."""
-    return any(
-        getattr(part, "name", None) == "transpose" for part in eqn.source_info.name_stack.stack
-    )
+    return "transpose" in scope_names(eqn)
+
+
+def scope_names(eqn: Any) -> list[str]:
+    """The scopes and transformations that an equation was traced in, outermost first."""
+    return [str(getattr(part, "name", "")) for part in eqn.source_info.name_stack.stack]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -15,11 +16,12 @@ from meshpar._jax import closed, sub_jaxprs, without_dead_code
 from meshpar.compiler.partition import run_node
 from meshpar.compiler.planned import PlannedNode, PlannedProgram
 from meshpar.placements.blocks import local_shape, shards_on
+from meshpar.placements.turns import turns_of
 
 __all__ = ["emitted_collectives", "emitted_primitives"]
 
-Sent = tuple[str, tuple[str, ...], int]
-"""Kind, mesh axes, bytes that each device sends."""
+Sent = tuple[str, tuple[str, ...], int, int]
+"""Kind, mesh axes, bytes that each device sends in one execution, number of executions."""
 
 _KINDS = {
     "psum": "all_reduce",
@@ -37,7 +39,7 @@ _KINDS = {
 def emitted_collectives(
     planned: PlannedProgram, node: PlannedNode, used: Collection[int]
 ) -> list[Sent]:
-    """Kind, axes and bytes of each collective that a rule's own program holds.
+    """The collectives that a rule's own program holds, or a region for one device.
 
     Args:
       planned: the program that the operation is in.
@@ -45,7 +47,7 @@ def emitted_collectives(
       used: the values that are taken: what makes only others is not run.
     """
     if node.why == "manual":
-        return _sent(node.node.params["jaxpr"], planned)
+        return list(_sent(node.node.params["jaxpr"], planned))
     talks = (
         bool(node.node.eqn.effects) and bool(node.node.outs)
         if node.rule is None
@@ -54,7 +56,7 @@ def emitted_collectives(
     if not talks or node.bodies:
         return []
     taken = [value in used for value in node.node.outs]
-    return _sent(without_dead_code(_traced(planned, node), taken), planned)
+    return list(_sent(without_dead_code(_traced(planned, node), taken), planned))
 
 
 def emitted_primitives(planned: PlannedProgram, node: PlannedNode) -> frozenset[str]:
@@ -104,8 +106,7 @@ def _asked(jaxpr: Any) -> Iterator[str]:
                 yield from _asked(body)
 
 
-def _sent(jaxpr: Any, planned: PlannedProgram) -> list[Sent]:
-    out: list[Sent] = []
+def _sent(jaxpr: Any, planned: PlannedProgram, times: Fraction = Fraction(1)) -> Iterator[Sent]:
     inner, _ = closed(jaxpr)
     for eqn in inner.eqns:
         kind = _KINDS.get(eqn.primitive.name)
@@ -115,14 +116,13 @@ def _sent(jaxpr: Any, planned: PlannedProgram) -> list[Sent]:
             n = shards_on(axes, planned.sizes)
             for var in eqn.invars:
                 size = math.prod(var.aval.shape) * np.dtype(var.aval.dtype).itemsize
-                out.append((kind, axes, _bytes(kind, size, n)))
+                yield kind, axes, _bytes(kind, size, n), math.ceil(times)
         elif eqn.primitive.name == "shard_map":
-            out += _sent(eqn.params["jaxpr"], planned)
+            yield from _sent(eqn.params["jaxpr"], planned, times)
         else:
             bodies = sub_jaxprs(eqn)
             for body in bodies.bodies if bodies is not None else ():
-                out += _sent(body, planned)
-    return out
+                yield from _sent(body, planned, times * turns_of(eqn))
 
 
 def _bytes(kind: str, size: int, n: int) -> int:

@@ -34,7 +34,8 @@ class Collective:
       kind: all_reduce, reduce_scatter, all_gather, all_to_all or ppermute.
       axes: the mesh axes over which devices talk.
       bytes: what each device sends, in one execution.
-      count: how often it runs, loops multiplied out.
+      count: how often it runs, loops multiplied out; where devices differ, as the ranks of a
+        pipeline do, on the one on which it runs most often.
       seconds: the estimated time of one execution.
       value: shape and dtype of what is moved.
       where: the user's source line.
@@ -255,10 +256,11 @@ class Plan:
             name, where = node.node.name, node.node.where
             taker = "the annotation" if node.why == "annotation" else name
             yield from self._moves(planned, makers, node.moves, count, f"before {taker}", where)
-            for kind, axes, sent in emitted_collectives(planned, node, used):
+            for kind, axes, sent, times in emitted_collectives(planned, node, used):
                 seconds = self.model.collective_seconds(sent)
                 value = _type(planned.program.avals[node.node.outs[0]])
-                yield Collective(kind, axes, sent, count, seconds, value, where, f"inside {name}")
+                inside = f"inside {name}"
+                yield Collective(kind, axes, sent, count * times, seconds, value, where, inside)
             for body in node.bodies:
                 yield from self._collectives(body, count * _turns(node))
         yield from self._moves(planned, makers, planned.moves, count, "for the output", "")

@@ -39,6 +39,7 @@ class Pipeline:
       rows: rows of a microbatch on each device; `None` where their number is given.
       split_backward: whether full backwards are split.
       stages: what the user said about stages; `None` shares out equal layers evenly.
+      recompute: whether the backward pass runs a stage again.
     """
 
     axis: str
@@ -48,6 +49,7 @@ class Pipeline:
     rows: int | None
     split_backward: bool
     stages: Stages | None = None
+    recompute: bool = False
 
     def table(self, batch: Slots) -> Schedule:
         """The schedule for a batch.
@@ -145,6 +147,7 @@ def pipeline_of(
         asked.micro_batch_size if by_size else None,
         asked.split_backward,
         OnRanks(tuple(ranks.items())) if ranks else splits,
+        strategy.recompute.enable,
     )
     if asked.schedule_mode != "auto":
         generate(asked.schedule_mode, size, 1, pipeline.chunks)  # refuses a wrong vpp_degree
@@ -214,6 +217,7 @@ def pipelined(
         tuple(dict.fromkeys(a for s in placed.leaves if s.shape for a in s.layout.dims[0])),
         train=train,
         share=share,
+        recompute=pipeline.recompute,
     )
     made, state, gradients = step(*leaves)
     if train and results == 2:  # the gradients are those of the sum

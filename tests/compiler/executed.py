@@ -13,8 +13,13 @@ _OP = re.compile(rf'"stablehlo\.({"|".join(KINDS)})"')
 _LIMIT = re.compile(r"stablehlo\.constant dense<(\d+)> : tensor<i32>")
 
 
-def executed_collectives(text):
-    """Pairs of (kind, found, times), for loops that count to a constant; others count once."""
+def executed_collectives(text, others=()):
+    """Triples of (kind, found, times), for loops that count to a constant.
+
+    `others` says in text order how often each other loop runs, in one turn of the loop around it;
+    those for which it says nothing count once.
+    """
+    others = iter(others)
     calls = defaultdict(list)  # function -> (caller, times in one run of it)
     ops = defaultdict(list)  # kind -> (function, times in one run of it), in text order
     function, loops, limit = "", [], 1
@@ -29,7 +34,7 @@ def executed_collectives(text):
         elif limit is None and _LIMIT.search(body):
             limit = int(_LIMIT.search(body)[1])
         elif body == "} do {":
-            loops.append((indent, limit or 1))
+            loops.append((indent, limit or next(others, 1)))
             limit = 1
         elif body == "}" and loops and loops[-1][0] == indent:
             loops.pop()

@@ -68,7 +68,7 @@ BASE = {
     "reinit": False, "full_graph": True,
 }  # fmt: skip
 OURS = {"data_axes": None}
-ACTING = {"data_axes", "sharding.enable", "sharding.stage", "sharding.degree"} | {
+ACTING = {"data_axes", "recompute.enable"} | {f"sharding.{n}" for n in ("enable", "stage", "degree")} | {
     f"pipeline.{name}"
     for name in [
         "accumulate_steps",

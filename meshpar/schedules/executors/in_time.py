@@ -77,7 +77,7 @@ def check_in_time(planned: PlannedProgram) -> None:
             check_in_time(body)
         talks = any(TIME in _axes(planned, move) for move in node.moves)
         if not talks and node.rule is not None and any(TIME in a for a in node.axes.values()):
-            talks = any(TIME in axes for _, axes, _ in emitted_collectives(planned, node, used))
+            talks = any(TIME in axes for _, axes, _, _ in emitted_collectives(planned, node, used))
         if talks:
             _refuse(node.node.name, node.node.where)
     if any(TIME in _axes(planned, move) for move in planned.moves):

@@ -8,14 +8,17 @@ between the actions only, where all ranks meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshpar.placements.axis_position import in_time
+from meshpar.placements.turns import in_some_turns
 from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.local_actions import LocalActions
 from meshpar.schedules.executors.slot_table import OPS, SlotTable
@@ -135,24 +138,40 @@ class TickLoop:
         state = self._receive(state, row)
         is_first, is_last = row.stage == 0, row.stage == self._last_stage
         forward = row.op == OPS.index("F")
-        state = self._once(forward & is_first, self._enter, state, ("pools",), row)
-        state = self._once(forward, self._forward, state, ("pools", "payload"), row)
-        state = self._once(
-            forward & is_last, self._leave, state, ("payload", "last", "result"), row
-        )
+        once = self._once
+        with self._scope("first", "F", 0):
+            state = once(forward & is_first, self._enter, state, ("pools",), row)
+        with self._scope("F"):
+            state = once(forward, self._forward, state, ("pools", "payload"), row)
+        with self._scope("last", "F", self._last_stage):
+            keys = ("payload", "last", "result")
+            state = once(forward & is_last, self._leave, state, keys, row)
         if "B" in ops:
-            state = self._once(row.op == OPS.index("B"), self._full, state, ("payload", "own"), row)
+            with self._scope("B"):
+                state = once(row.op == OPS.index("B"), self._full, state, ("payload", "own"), row)
         if "I" in ops:
-            keys = ("pools", "payload")
-            state = self._once(row.op == OPS.index("I"), self._for_input, state, keys, row)
-            state = self._once(
-                row.op == OPS.index("W"), self._for_weight, state, ("payload", "own"), row
-            )
+            with self._scope("I"):
+                keys = ("pools", "payload")
+                state = once(row.op == OPS.index("I"), self._for_input, state, keys, row)
+            with self._scope("W"):
+                keys = ("payload", "own")
+                state = once(row.op == OPS.index("W"), self._for_weight, state, keys, row)
         if ops != {"F"} and (self._actions.first_backward is not None or self._keep_given):
             backward = (row.op == OPS.index("B")) | (row.op == OPS.index("I"))
             keys = ("payload", "first", "given")
-            state = self._once(backward & is_first, self._return, state, keys, row)
+            with self._scope("first_backward", "BI", 0):
+                state = once(backward & is_first, self._return, state, keys, row)
         return {**state, "in": self._sent(state["payload"])}
+
+    def _scope(
+        self, name: str, ops: str | None = None, stage: int | None = None
+    ) -> AbstractContextManager[Any]:
+        """A scope that tells in how many ticks, on the rank with the most, an action is done."""
+        rows = self._table.rows
+        done = np.isin(rows[:, :, 0], [OPS.index(op) for op in ops or name])
+        if stage is not None:
+            done &= rows[:, :, 3] == stage
+        return in_some_turns(name, int(done.sum(1).max()), rows.shape[1])
 
     def _sent(self, payload: list[Any]) -> list[Any]:
         """What arrives by each shift."""
