@@ -197,8 +197,8 @@ def check_acts(strategy: Strategy) -> None:
                 )
     if strategy.recompute.enable and not strategy.pipeline.enable:
         raise NotImplementedError(
-            "Strategy.recompute.enable without Strategy.pipeline.enable does not act yet; jax.remat "
-            "or flax.nnx.remat around a layer recomputes it"
+            "Strategy.recompute.enable without Strategy.pipeline.enable does not act yet; "
+            "jax.remat or flax.nnx.remat around a layer recomputes it"
         )
     sharding = strategy.sharding
     for name, group in (("sharding", sharding), ("pipeline", strategy.pipeline)):
