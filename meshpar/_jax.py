@@ -49,6 +49,13 @@ def is_tracer(x: object) -> TypeGuard[jax.Array]:
     return isinstance(x, _core.Tracer)
 
 
+def value_behind(x: Any) -> Any:
+    """The array that `jax.grad` follows, of a call that is not compiled; else `x` itself."""
+    while isinstance(x, _core.Tracer) and getattr(x, "primal", None) is not None:
+        x = x.primal
+    return x
+
+
 def is_tracing() -> bool:
     """Whether a transformation is under way, so that arguments may be tracers."""
     return not _core.trace_state_clean()

@@ -16,14 +16,21 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import is_even
 from meshpar.placements.layout import Layout
 from meshpar.placements.values import layout_of, mesh_of
-from meshpar.schedules.auto import auto
 from meshpar.schedules.executors.local_actions import Placed, Stages
 from meshpar.schedules.executors.stage import is_differentiable
 from meshpar.schedules.named import generate
 from meshpar.schedules.schedule import Schedule
 from meshpar.schedules.validation import validate
 
-__all__ = ["NAMES", "Functions", "PipelineError", "layouts_of", "schedule_for", "stages_of"]
+__all__ = [
+    "NAMES",
+    "Functions",
+    "PipelineError",
+    "layouts_of",
+    "sizes_of",
+    "stages_of",
+    "table_for",
+]
 
 NAMES: tuple[str, ...] = (
     "stacked_params",
@@ -53,12 +60,11 @@ class Functions:
     loss: Fn | None
 
 
-def schedule_for(schedule: Schedule | str, trees: Trees, mesh: ProcessMesh, axis: str) -> Schedule:
-    """The table for stacked parameters and microbatches.
+def sizes_of(trees: Trees, mesh: ProcessMesh, axis: str) -> tuple[int, int, int]:
+    """The numbers of ranks, of microbatches and of stages on a rank.
 
     Raises:
-      PipelineError: leading dims that differ, stages that the ranks do not share evenly, or a table
-        for another number of ranks, stages or microbatches.
+      PipelineError: leading dims that differ, or stages that the ranks do not share evenly.
     """
     P = mesh.get_dim_size(axis)
     S = _leading(trees, ("stacked_params",), "stages")
@@ -71,12 +77,23 @@ def schedule_for(schedule: Schedule | str, trees: Trees, mesh: ProcessMesh, axis
             because=f"{S} % {P} = {S % P}",
             instead=f"put several layers into a stage, or stack {-(-S // P) * P} stages",
         )
+    return P, M, S // P
+
+
+def table_for(schedule: Schedule | str, sizes: tuple[int, int, int]) -> Schedule:
+    """The table that is asked for, by name or as it is.
+
+    Raises:
+      PipelineError: a table for another number of ranks, stages or microbatches.
+      ValueError: an unknown name, or one that is for other numbers of stages on a rank.
+    """
     if isinstance(schedule, str):
-        return auto(P, M, S // P) if schedule == "auto" else generate(schedule, P, M, S // P)
-    if (schedule.P, schedule.M, schedule.V) != (P, M, S // P):
+        return generate(schedule, *sizes)
+    P, M, V = sizes
+    if sizes != (schedule.P, schedule.M, schedule.V):
         raise PipelineError(
             f"pipeline(schedule): {schedule.title} is for another pipeline.",
-            because=f"{P} ranks, {M} microbatches and {S} stages are P={P}, M={M}, V={S // P}",
+            because=f"{P} ranks, {M} microbatches and {P * V} stages are P={P}, M={M}, V={V}",
             instead=f'schedule="{schedule.name}", which makes it for these sizes',
         )
     validate(schedule)

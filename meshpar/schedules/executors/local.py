@@ -19,12 +19,13 @@ from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.emitted import emitted_primitives
 from meshpar.compiler.partition import run_local
 from meshpar.compiler.planned import Move, PlannedProgram
-from meshpar.compiler.program import Program
+from meshpar.compiler.program import Constant, Program
 from meshpar.compiler.propagate import propagate
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
 from meshpar.placements.types import ReduceType
+from meshpar.schedules.executors.estimate import seconds_of
 from meshpar.schedules.executors.in_time import TIME, check_in_time
 
 __all__ = ["TIME", "LocalProgram", "Within", "block_struct"]
@@ -32,11 +33,21 @@ __all__ = ["TIME", "LocalProgram", "Within", "block_struct"]
 
 @dataclass(frozen=True, slots=True)
 class LocalProgram:
-    """A program on blocks, and the layouts of what it takes and returns."""
+    """A program on blocks.
+
+    Args:
+      run: takes and returns blocks.
+      inputs: the layouts of what it takes.
+      outputs: the layouts of what it returns.
+      passed: for each result the position of the argument that it is, if it is one as it came.
+      seconds: how long it takes, by the model of the device.
+    """
 
     run: Callable[..., list[Any]]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+    passed: tuple[int | None, ...]
+    seconds: float
 
 
 class Within:
@@ -95,7 +106,20 @@ class Within:
         def run(*blocks: Any) -> list[Any]:
             return run_local(planned, *blocks)
 
-        return LocalProgram(run, planned.inputs, planned.outputs)
+        passed = _passed(program, planned)
+        seconds = seconds_of(planned, self._decider.model)
+        return LocalProgram(run, planned.inputs, planned.outputs, passed, seconds)
+
+
+def _passed(program: Program, planned: PlannedProgram) -> tuple[int | None, ...]:
+    arguments = {
+        (value, layout): position
+        for position, (value, layout) in enumerate(zip(program.inputs, planned.inputs, strict=True))
+    }
+    return tuple(
+        None if isinstance(ref, Constant) else arguments.get((ref, layout))
+        for ref, layout in zip(program.outputs, planned.outputs, strict=True)
+    )
 
 
 def _summed(layout: Layout) -> Layout:

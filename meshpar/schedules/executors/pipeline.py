@@ -6,21 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
+from meshpar._jax import is_tracer, value_behind
 from meshpar.compiler.arguments import mesh_for
 from meshpar.errors import MeshparError
 from meshpar.mesh import ProcessMesh
-from meshpar.schedules.executors.arguments import (
-    NAMES,
-    Functions,
-    layouts_of,
-    schedule_for,
-    stages_of,
-)
-from meshpar.schedules.executors.program import PipelineProgram
-from meshpar.schedules.executors.stage import is_differentiable
-from meshpar.schedules.executors.step import Arrays, PipelineStep
+from meshpar.schedules.actions import Costs
+from meshpar.schedules.executors.arguments import NAMES, Functions, layouts_of
+from meshpar.schedules.executors.call import Asked, call_for
 from meshpar.schedules.schedule import Schedule
 
 __all__ = ["pipeline"]
@@ -43,7 +36,8 @@ def pipeline(
     extras: Any = None,
     in_placements: Mapping[str, Any] | None = None,
     recompute: bool = False,
-    executor: Literal["program"] = "program",
+    executor: Literal["program", "mpmd", "auto"] = "program",
+    costs: Costs | None = None,
 ) -> Any:
     """Runs a model in equal stages along a mesh axis, and trains it under a schedule.
 
@@ -83,20 +77,30 @@ def pipeline(
         is replicated, `stacked_params` cut over `axis`. `first_params` and `last_params` may be cut
         over `axis` too: they are gathered before the first tick, once a call.
       recompute: keep a stage's input only and run the stage again in the backward pass.
-      executor: `"program"`: one program scans the table's ticks; its size does not depend on M.
+      executor: `"program"`: one program scans the table's ticks; its size does not depend on M, and
+        ranks wait for each other in every tick. `"mpmd"`: the host runs each action as a program of
+        its rank, which waits for the values it takes only; for calls outside `jax.jit`, in one
+        process. `"auto"`: the one that takes less time by the simulator's two clocks and `costs`;
+        the same costs give the same choice, and inside `jax.jit` it is `"program"`.
+      costs: seconds of a stage's actions and of a hop, for both kinds of `"auto"`. Without them
+        `schedule="auto"` takes F = I = W, and `executor="auto"` estimates by a model of the device.
 
     Returns:
       With `loss_fn` the mean of the microbatches' losses. `jax.grad` and `jax.value_and_grad` of it
       run forward and backward passes in the table's order; without them forward passes are run.
       Without `loss_fn` what `last_fn` returns, of shape `(M, ...)`; it cannot be differentiated.
-      Combined actions of a table run one after the other. Call it inside `jax.jit`.
+      Combined actions of a table run one after the other. Call it inside `jax.jit`, or outside with
+      any executor: then what is compiled serves all calls with the same functions (or new ones of
+      the same code that close over the same objects), shapes and placements.
 
     Raises:
-      PipelineError: stages, microbatches or a schedule that do not fit each other.
+      PipelineError: stages, microbatches or a schedule that do not fit each other; `"mpmd"` inside
+        `jax.jit`.
       PlacementError: placements that do not fit.
       MeshError: no mesh, or it has no such axis.
       NotImplementedError: a gradient of `targets`, of `extras`, of `microbatches` under `first_fn`
-        or of anything without `loss_fn`; or a plan that would send a stage's blocks around a ring.
+        or of anything without `loss_fn`; a plan that would send a stage's blocks around a ring; or
+        `"mpmd"` over several processes.
 
     Example:
       >>> import jax, jax.numpy as jnp, meshpar as mp
@@ -113,105 +117,27 @@ def pipeline(
 
     Paddle's counterpart is `fleet.meta_parallel.PipelineParallel`, which has no functional form.
     """
-    if executor != "program":
-        raise NotImplementedError(f"pipeline(executor={executor!r}): it is 'program'")
+    if executor not in ("program", "mpmd", "auto"):
+        raise ValueError(f"pipeline(executor={executor!r}): it is 'program', 'mpmd' or 'auto'")
     values = (stacked_params, first_params, last_params, microbatches, targets, extras)
     trees = dict(zip(NAMES, values, strict=True))
+    # Outside jax.jit arrays are known, also those that jax.grad follows.
+    known = jax.tree.map(value_behind, trees)
     try:
-        mesh = mesh_for(jax.tree.leaves(values), mesh, "pipeline")
+        mesh = mesh_for(jax.tree.leaves(known), mesh, "pipeline")
         mesh.axis_index(axis)
-        table = schedule_for(schedule, trees, mesh, axis)
-        layouts = layouts_of(trees, in_placements or {}, mesh, axis)
-        functions = Functions(stage_fn, first_fn, last_fn, loss_fn)
-        stages = stages_of(functions, trees, layouts, axis, recompute=recompute)
-    except MeshparError as error:
-        raise error if str(error).startswith("pipeline") else error.within("pipeline") from None
-    ends = layouts["first_params"], layouts["last_params"]
-
-    def program(*, train: bool, keep_given: bool = False) -> PipelineProgram:
-        step = PipelineStep(
-            stages,
-            table,
+        asked = Asked(
+            Functions(stage_fn, first_fn, last_fn, loss_fn),
+            schedule,
             mesh,
             axis,
-            train=train,
-            keep_given=keep_given,
-            scale=1 / table.M,
-            stored=ends,
+            recompute=recompute,
+            executor=executor,
+            costs=costs,
         )
-        return PipelineProgram(step)
-
-    has_loss, has_first = loss_fn is not None, first_fn is not None
-    return _differentiable(program, table, has_loss=has_loss, has_first=has_first)(trees)
-
-
-def _differentiable(
-    program: Callable[..., PipelineProgram], table: Schedule, *, has_loss: bool, has_first: bool
-) -> Callable[[dict[str, Any]], Any]:
-    """The call as a function whose gradient is computed along with its value."""
-    order = np.array(table.stages).reshape(-1)
-    inverse = np.argsort(order)
-    in_order = bool((order == np.arange(order.size)).all())
-
-    def by_rank(x: jax.Array) -> jax.Array:
-        x = x if in_order else x[order]
-        return x.reshape(table.P, table.V, *x.shape[1:])
-
-    def by_stage(x: jax.Array) -> jax.Array:
-        x = x.reshape(order.size, *x.shape[2:])
-        return x if in_order else x[inverse]
-
-    def run(program: PipelineProgram, trees: dict[str, Any]) -> Any:
-        own, first, last, *batch = (jax.tree.leaves(trees[name]) for name in NAMES)
-        results, gradients = program(Arrays([by_rank(x) for x in own], first, last, *batch))
-        tree = jax.tree.structure(program.step.actions.result.tree)
-        out = jax.tree.unflatten(tree, results)
-        return (out.mean() if has_loss else out), gradients
-
-    @jax.custom_vjp
-    def call(trees: dict[str, Any]) -> Any:
-        return run(program(train=False), trees)[0]
-
-    def forward(primals: dict[str, Any]) -> tuple[Any, Any]:
-        trees = jax.tree.map(lambda p: p.value, primals)
-        wanted = {name: _perturbed(primals[name]) for name in NAMES}
-        _check_wanted(wanted, has_loss=has_loss, has_first=has_first)
-        step = program(train=True, keep_given=any(wanted["microbatches"]))
-        value, gradients = run(step, trees)
-        made = {
-            "stacked_params": [by_stage(x) for x in gradients.own],
-            "first_params": gradients.first,
-            "last_params": gradients.last,
-            "microbatches": gradients.microbatches,
-        }
-        return value, {name: _spread(trees[name], made.get(name, [])) for name in NAMES}
-
-    def backward(gradients: dict[str, Any], cotangent: Any) -> tuple[dict[str, Any]]:
-        return (jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients),)
-
-    call.defvjp(forward, backward, symbolic_zeros=True)
-    return call
-
-
-def _perturbed(tree: Any) -> list[bool]:
-    """Which leaves a gradient is asked of."""
-    return [leaf.perturbed and is_differentiable(leaf.value) for leaf in jax.tree.leaves(tree)]
-
-
-def _check_wanted(wanted: Mapping[str, list[bool]], *, has_loss: bool, has_first: bool) -> None:
-    without = [] if not has_first else ["microbatches"]
-    refused = [name for name in ("targets", "extras", *without) if any(wanted[name])]
-    if refused or not has_loss:
-        raise NotImplementedError(
-            f"pipeline: the gradient of {', '.join(refused) or 'outputs'} is not there; with "
-            "loss_fn there are those of all parameters, and of microbatches without first_fn. "
-            "jax.lax.stop_gradient(x) says that x has none"
-        )
-
-
-def _spread(tree: Any, gradients: list[Any]) -> Any:
-    """Gradients in the place of the leaves that have any, `None` elsewhere."""
-    leaves, structure = jax.tree.flatten(tree)
-    rest = iter(gradients)
-    placed = [next(rest, None) if is_differentiable(leaf) else None for leaf in leaves]
-    return jax.tree.unflatten(structure, placed)
+        layouts = layouts_of(known, in_placements or {}, mesh, axis)
+        traced = any(map(is_tracer, jax.tree.leaves(known)))
+        call = call_for(asked, known, layouts, once=traced)
+    except MeshparError as error:
+        raise error if str(error).startswith("pipeline") else error.within("pipeline") from None
+    return call(trees)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -59,6 +59,20 @@ class PipelineProgram:
             made = zip(results, s.results["result"], strict=True)
             results = [from_storage(x, r.shape, r.wanted, s.sizes) for x, r in made]
         return results, Gradients(*gradients)
+
+    def compiled(self) -> Callable[[Arrays], tuple[list[Any], Gradients]]:
+        """The same for concrete arrays, compiled once."""
+
+        @jax.jit
+        def run(*groups: Sequence[Any]) -> tuple[list[Any], tuple[list[Any], ...]]:
+            results, gradients = self(Arrays(*groups))
+            return results, gradients.groups
+
+        def call(arrays: Arrays) -> tuple[list[Any], Gradients]:
+            results, gradients = run(*map(list, arrays.groups))
+            return results, Gradients(*gradients)
+
+        return call
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.types import ReduceType
+from meshpar.schedules.actions import Costs
 from meshpar.schedules.executors.in_time import TIME, without_time
-from meshpar.schedules.executors.local import Within
+from meshpar.schedules.executors.local import LocalProgram, Within
 from meshpar.schedules.executors.local_actions import LocalActions, Placed, Stages, local_actions
 from meshpar.schedules.executors.slot_table import SlotTable, slot_table
 from meshpar.schedules.schedule import Schedule
@@ -67,6 +69,11 @@ class Gradients:
     last: list[Any]
     microbatches: list[Any]
 
+    @property
+    def groups(self) -> tuple[list[Any], ...]:
+        """The leaves of each, in this order."""
+        return (self.own, self.first, self.last, self.microbatches)
+
 
 class PipelineStep:
     """A model in stages under a schedule, on a mesh.
@@ -114,8 +121,8 @@ class PipelineStep:
         self.in_parts = in_parts
         inside = {name: size for name, size in self.sizes.items() if name != axis}
         inside |= {TIME: schedule.M} if in_parts else {}
-        model = DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform)
-        within = Within(inside, model, {axis: self.sizes[axis]})
+        self.model = DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform)
+        within = Within(inside, self.model, {axis: self.sizes[axis]})
         self.schedule = schedule.uncombined() if train else schedule.forwards()
         self.actions: LocalActions = local_actions(
             stages, within, train=train, scale=scale, in_parts=in_parts
@@ -138,6 +145,23 @@ class PipelineStep:
         blocks = [local_shape(r.shape, r.made, self.sizes) for r in results]
         shapes = [block[1:] if name == "own" else block for block in blocks]
         return [jax.ShapeDtypeStruct(s, r.dtype) for s, r in zip(shapes, results, strict=True)]
+
+    def estimated(self) -> Costs:
+        """The seconds of a stage's actions and of a hop, by the model of the device."""
+        actions = self.actions
+        sent = sum(math.prod(x.shape) * x.dtype.itemsize for x in actions.x)
+
+        def of(program: LocalProgram | None) -> float:
+            least = 1e-9  # a stage may do nothing at all
+            return float(f"{max(0.0 if program is None else program.seconds, least):.3g}")
+
+        return Costs(
+            F=of(actions.forward),
+            I=of(actions.for_input),
+            W=of(actions.for_weight),
+            B=of(actions.full),
+            hop=float(f"{self.model.collective_seconds(sent):.3g}"),
+        )
 
     # --- inside -----------------------------------------------------------------------------------
 

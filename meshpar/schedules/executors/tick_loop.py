@@ -21,6 +21,7 @@ from meshpar.placements.axis_position import in_time
 from meshpar.placements.turns import in_some_turns
 from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.local_actions import LocalActions
+from meshpar.schedules.executors.rows import add, add_to_row, put_rows, row_of, rows_at
 from meshpar.schedules.executors.slot_table import OPS, SlotTable
 
 __all__ = ["Inputs", "State", "TickLoop"]
@@ -197,7 +198,7 @@ class TickLoop:
     # --- the actions ------------------------------------------------------------------------------
 
     def _enter(self, state: State, row: _Row) -> State:
-        microbatch = _at(self._inputs.microbatches, row.microbatch)
+        microbatch = rows_at(self._inputs.microbatches, row.microbatch)
         first = self._actions.first
         x = microbatch if first is None else first.run(*self._inputs.first, *microbatch)
         return self._stored(state, "x", x, row)
@@ -209,20 +210,20 @@ class TickLoop:
         return {**state, "payload": out[: len(x)]}
 
     def _leave(self, state: State, row: _Row) -> State:
-        target = _at(self._inputs.targets, row.microbatch)
+        target = rows_at(self._inputs.targets, row.microbatch)
         out = self._actions.last.run(*self._inputs.last, *state["payload"], *target)
         count, x = len(state["result"]), len(state["payload"])
-        new = {"result": _put(state["result"], out[:count], row.microbatch)}
+        new = {"result": put_rows(state["result"], out[:count], row.microbatch)}
         if len(out) > count:  # in training
             new["payload"] = out[count : count + x]
-            new["last"] = _sum(state["last"], out[count + x :])
+            new["last"] = add(state["last"], out[count + x :])
         return {**state, **new}
 
     def _full(self, state: State, row: _Row) -> State:
         gradient = self._read(state, "g", row)
         run = _there(self._actions.full).run
         out = run(*self._given(row), *self._read(state, "F", row), *gradient)
-        own = self._added(state["own"], out[len(gradient) :], row)
+        own = add_to_row(state["own"], out[len(gradient) :], row.chunk)
         return {**state, "payload": out[: len(gradient)], "own": own}
 
     def _for_input(self, state: State, row: _Row) -> State:
@@ -235,19 +236,19 @@ class TickLoop:
     def _for_weight(self, state: State, row: _Row) -> State:
         kept, cut = self._read(state, "F", row), self._read(state, "I", row)
         out = _there(self._actions.for_weight).run(*self._given(row), *kept, *cut)
-        own = self._added(state["own"], out, row)
+        own = add_to_row(state["own"], out, row.chunk)
         return {**state, "own": own, "payload": _marked(state["payload"], own)}
 
     def _return(self, state: State, row: _Row) -> State:
         """The way back of `_enter`."""
         new: State = {}
         if self._keep_given:
-            new["given"] = _put(state["given"], state["payload"], row.microbatch)
+            new["given"] = put_rows(state["given"], state["payload"], row.microbatch)
         if self._actions.first_backward is not None:
-            microbatch = _at(self._inputs.microbatches, row.microbatch)
+            microbatch = rows_at(self._inputs.microbatches, row.microbatch)
             run = self._actions.first_backward.run
             out = run(*self._inputs.first, *microbatch, *state["payload"])
-            new["first"] = _sum(state["first"], out)
+            new["first"] = add(state["first"], out)
         made = [*new.get("first", ()), *new.get("given", ())]
         return {**state, **new, "payload": _marked(state["payload"], made)}
 
@@ -274,11 +275,12 @@ class TickLoop:
 
     def _given(self, row: _Row) -> list[Any]:
         """The parameters and extras that all programs of a stage take."""
-        return [*_at(self._inputs.own, row.chunk), *_at(self._inputs.extras, row.microbatch)]
+        own, extras = self._inputs.own, self._inputs.extras
+        return [*rows_at(own, row.chunk), *rows_at(extras, row.microbatch)]
 
     def _read(self, state: State, kind: str, row: _Row) -> list[Any]:
         pools, pool = state["pools"], self._table.pool
-        return [_row_of(pools[pool[v]], row.slots[v]) for v in self._values[kind]]
+        return [row_of(pools[pool[v]], row.slots[v]) for v in self._values[kind]]
 
     def _stored(self, state: State, kind: str, blocks: Sequence[Any], row: _Row) -> State:
         values = self._values[kind]
@@ -292,12 +294,6 @@ class TickLoop:
             number = self._table.pool[value]
             pools[number] = lax.dynamic_update_index_in_dim(pools[number], block, slots[k], 0)
         return {**state, "pools": pools}
-
-    def _added(self, sums: Sequence[Any], terms: Sequence[Any], row: _Row) -> list[Any]:
-        return [
-            lax.dynamic_update_index_in_dim(x, _row_of(x, row.chunk) + y, row.chunk, 0)
-            for x, y in zip(sums, terms, strict=True)
-        ]
 
 
 def _marked(payload: Sequence[Any], made: Sequence[Any]) -> list[Any]:
@@ -313,24 +309,3 @@ def _marked(payload: Sequence[Any], made: Sequence[Any]) -> list[Any]:
 def _there(program: Any) -> Any:
     assert program is not None, "a table with backwards has the programs for them"
     return program
-
-
-def _row_of(x: Any, index: Any) -> Any:
-    if x.shape[0] == 1:
-        return x[0]
-    return lax.dynamic_index_in_dim(x, index, 0, keepdims=False)
-
-
-def _at(leaves: Sequence[Any], index: Any) -> list[Any]:
-    return [_row_of(leaf, index) for leaf in leaves]
-
-
-def _put(buffers: Sequence[Any], blocks: Sequence[Any], index: Any) -> list[Any]:
-    return [
-        lax.dynamic_update_index_in_dim(buffer, block, index, 0)
-        for buffer, block in zip(buffers, blocks, strict=True)
-    ]
-
-
-def _sum(sums: Sequence[Any], terms: Sequence[Any]) -> list[Any]:
-    return [x + y for x, y in zip(sums, terms, strict=True)]

@@ -1,0 +1,148 @@
+"""The actions of one rank, each as a function of its blocks that is complete in itself.
+
+What they take and make, by name, is in `signatures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshpar.placements.axis_position import in_time
+from meshpar.schedules.executors.in_time import TIME, by_microbatch
+from meshpar.schedules.executors.local import LocalProgram
+from meshpar.schedules.executors.rows import add, add_to_row, put_rows, rows_at
+from meshpar.schedules.executors.signatures import Blocks, Kind, Signatures
+from meshpar.schedules.executors.step import PipelineStep
+
+__all__ = ["RankActions"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What an action is called with."""
+
+    kind: Kind
+    totals: Blocks
+    values: Blocks
+    chunk: Any
+    microbatch: Any
+
+
+class RankActions:
+    """The actions of a step.
+
+    Args:
+      step: what is run.
+      signatures: what they take and make.
+    """
+
+    def __init__(self, step: PipelineStep, signatures: Signatures) -> None:
+        self._step, self._actions, self._signatures = step, step.actions, signatures
+        self._x = len(step.actions.x)
+
+    def run(
+        self, kind: Kind, totals: Blocks, values: Blocks, chunk: Any, microbatch: Any
+    ) -> tuple[Blocks, Blocks]:
+        """Runs an action on blocks: the totals it adds to as they are then, and what it makes."""
+        actions = {
+            "F": self._forward,
+            "B": self._full,
+            "I": self._for_input,
+            "W": self._for_weight,
+        }
+        with in_time(TIME, microbatch, self._step.schedule.M):
+            return actions[kind.op](_Call(kind, totals, values, chunk, microbatch))
+
+    def _forward(self, call: _Call) -> tuple[Blocks, Blocks]:
+        kind, totals, values = call.kind, call.totals, call.values
+        x = self._enter(call) if kind.first else values["x"]
+        out = self._actions.forward.run(*self._given(call), *x)
+        made = {"sent": out[: self._x]}
+        if self._step.train:
+            made["F"] = [out[self._x + k] for k in self._signatures.kept(kind, "F")]
+        if not kind.last:
+            return totals, made
+        target = self._of_batch(call, "targets")
+        results = self._actions.last.run(*values["last"], *made.pop("sent"), *target)
+        count = len(totals["result"])
+        new = {"result": put_rows(totals["result"], results[:count], call.microbatch)}
+        if self._step.train:
+            made["sent"] = results[count : count + self._x]
+            new["last"] = add(totals["last"], results[count + self._x :])
+        return new, made
+
+    def _enter(self, call: _Call) -> list[Any]:
+        microbatch = self._of_batch(call, "microbatches")
+        first = self._actions.first
+        return microbatch if first is None else first.run(*call.values["first"], *microbatch)
+
+    def _full(self, call: _Call) -> tuple[Blocks, Blocks]:
+        run = _there(self._actions.full).run
+        out = run(*self._given(call), *self._kept(call), *call.values["g"])
+        totals, made = self._return(call, out[: self._x])
+        return {"own": self._added(call, out[self._x :]), **totals}, made
+
+    def _for_input(self, call: _Call) -> tuple[Blocks, Blocks]:
+        run = _there(self._actions.for_input).run
+        out = run(*self._given(call), *self._kept(call), *call.values["g"])
+        totals, made = self._return(call, out[: self._x])
+        return totals, {**made, "I": out[self._x :]}
+
+    def _for_weight(self, call: _Call) -> tuple[Blocks, Blocks]:
+        run = _there(self._actions.for_weight).run
+        out = run(*self._given(call), *self._kept(call), *call.values["I"])
+        return {"own": self._added(call, out)}, {}
+
+    def _return(self, call: _Call, gradient: list[Any]) -> tuple[Blocks, Blocks]:
+        """The way back of `_enter`, or the gradient as what is sent."""
+        if not call.kind.first:
+            return {}, {"sent": gradient}
+        totals: Blocks = {}
+        if self._step.keep_given:
+            totals["given"] = put_rows(call.totals["given"], gradient, call.microbatch)
+        if self._actions.first_backward is not None:
+            run = self._actions.first_backward.run
+            out = run(*call.values["first"], *self._of_batch(call, "microbatches"), *gradient)
+            totals["first"] = add(call.totals["first"], out)
+        return totals, {}
+
+    # --- blocks -----------------------------------------------------------------------------------
+
+    def _given(self, call: _Call) -> list[Any]:
+        """The parameters and extras that all programs of a stage take."""
+        own = rows_at([x[0] for x in call.values["own"]], call.chunk)
+        return [*own, *self._of_batch(call, "extras")]
+
+    def _of_batch(self, call: _Call, name: str) -> list[Any]:
+        """A microbatch of what is there for all of them."""
+        step, blocks = self._step, call.values[name]
+        if step.in_parts:
+            s = step.stages
+            placed = {"microbatches": s.microbatch, "targets": s.target, "extras": s.extras}
+            layouts = placed[name].layouts
+            blocks = [
+                by_microbatch(x, y, step.schedule.M) for x, y in zip(blocks, layouts, strict=True)
+            ]
+        return rows_at(blocks, call.microbatch)
+
+    def _kept(self, call: _Call) -> list[Any]:
+        """All that F keeps; what this action does not take is never looked at."""
+        taken = dict(zip(self._signatures.kept(call.kind, "F"), call.values["F"], strict=True))
+        structs = [use.struct for use in self._signatures.uses["F"]]
+        return [
+            taken[k] if k in taken else jnp.zeros(s.shape, s.dtype) for k, s in enumerate(structs)
+        ]
+
+    def _added(self, call: _Call, terms: Sequence[Any]) -> list[Any]:
+        """The gradients of the rank's own parameters, which have a dim of ranks too."""
+        sums = add_to_row([x[0] for x in call.totals["own"]], terms, call.chunk)
+        return [x[None] for x in sums]
+
+
+def _there(program: LocalProgram | None) -> LocalProgram:
+    assert program is not None, "a table with backwards has the programs for them"
+    return program
