@@ -1,10 +1,10 @@
 """Memory, program size and compile time of pipelines, and their time against the simulator's.
 
 Memory is what XLA says of the compiled step (temporaries of a device), beside what the slots of
-the table take. The time test's stages are chains of integer operations of set length, which share
-two cores fairly where matmuls do not; a stage's F, I and W last as long as asked.
+the table take. The time test's stages are chains of integer operations of set length, which run on
+two cores as fast as on one where matmuls do not; a stage's F, I and W last as long as asked.
 
-    python -m benchmarks.pipeline [--part memory|parameters|time]
+    python -m benchmarks.pipeline [--part memory|parameters|compile|time|overhead]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import meshpar as mp
+from benchmarks.timing import measure
 from meshpar import models, schedules
 from meshpar.schedules.executors import step as steps
 
@@ -109,11 +111,32 @@ def parameters(console):
         console.print(f"{title}: {here} of {whole} bytes on a device, {here / whole:.3f}")
 
 
+def compiling(console):
+    """Seconds to compile and lines of the compiled program, for 8 and for 64 microbatches."""
+    table = Table("schedule", "compile s, M=8", "M=64", "ratio", "HLO lines, M=8", "M=64", "ratio")
+    for name in ("1F1B", "ZBH1"):
+        seconds, lines = {8: [], 64: []}, {}
+        for _ in range(7):
+            for microbatches, taken in seconds.items():
+                jax.clear_caches()
+                compiled, once, _ = compiled_step(name, microbatches)
+                taken.append(once)
+                lines[microbatches] = compiled.as_text().count("\n")
+        few, many = (statistics.median(taken) for taken in seconds.values())
+        shown = (f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}")
+        table.add_row(name, *shown, *map(str, lines.values()), f"{lines[64] / lines[8]:.2f}")
+    console.print(table)
+
+
 def chain(steps):
-    """A function of a float array that takes as long as `steps` integer operations."""
+    """A function of a float array that takes as long as `steps` integer operations.
+
+    They are of one number, each after the last: what vector units do in a time depends on the
+    machine's other tenants.
+    """
 
     def run(x):
-        seed = jax.lax.bitcast_convert_type(x, jnp.int32)
+        seed = jax.lax.bitcast_convert_type(x[:1], jnp.int32)
         seed = jax.lax.fori_loop(0, steps, lambda _, s: s * 1103515245 + 12345, seed)
         # The low bit never matters to the loss, but XLA cannot know.
         return x + (seed & 1).astype(jnp.float32) * 1e-30
@@ -138,62 +161,109 @@ def timed_stage(lengths):
     return stage
 
 
+def on_both(program, inputs):
+    """Seconds of a program that two devices run at the same time."""
+    start = time.perf_counter()
+    jax.block_until_ready([program(x) for x in inputs])
+    return time.perf_counter() - start
+
+
 def timing(console):
-    """Two ranks: a step's time over the lockstep simulation's, and what a tick costs besides."""
+    """Two ranks, messages of 16 KB: the time of a step over that of the simulator's clocks.
+
+    The clocks get the median times of the actions, measured between the steps.
+    """
     mesh = mp.ProcessMesh.create({"pp": 2})
-    unit, microbatches, width = 300_000, 8, 256
+    unit, microbatches, width = 6_000_000, 8, 4096
     lengths = (unit, unit * 4 // 3, unit * 2 // 3)
-    stage = timed_stage(lengths)
-    x = jnp.ones((width,))
-    seconds = [_best(jax.jit(chain(steps)), x) for steps in lengths]
-    costs = schedules.Costs(
-        F=round(seconds[0], 6),
-        I=round(seconds[1], 6),
-        W=round(seconds[2], 6),
-        B=round(seconds[1] + seconds[2], 6),
-    )
+    stage, rough = timed_stage(lengths), schedules.Costs(F=0.02, I=0.0267, W=0.0133, B=0.04)
     params, batch = jnp.ones((2, width)), jnp.ones((microbatches, width))
-    steps = {}
-    for name in ("FThenB", "1F1B", "ZBH1", "auto"):
+    tables = {n: schedules.generate(n, 2, microbatches) for n in ("FThenB", "1F1B", "ZBH1")}
+    tables["auto"] = schedules.auto(2, microbatches, 1, costs=rough)
+    runs = {}
+    for name, table in tables.items():
 
-        def loss(params, name=name):
-            return mp.pipeline(stage, params, batch, name, mesh, loss_fn=square, targets=batch)
+        def loss(params, executor, table=table):
+            more = {"loss_fn": square, "targets": batch, "executor": executor}
+            return mp.pipeline(stage, params, batch, table, mesh, **more)
 
-        steps[name] = jax.jit(jax.grad(loss))
-        jax.block_until_ready(steps[name](params))
-    times = {name: [] for name in steps}
-    for _ in range(10):
-        for name, step in steps.items():
+        runs[name, "program"] = jax.jit(jax.grad(partial(loss, executor="program")))
+        runs[name, "mpmd"] = jax.grad(partial(loss, executor="mpmd"))
+    actions = [jax.jit(chain(steps)) for steps in lengths]
+    inputs = [jax.device_put(jnp.ones((width,)), device) for device in jax.devices()[:2]]
+    times, seconds = {which: [] for which in runs}, [[] for _ in actions]
+    for turn in range(11):
+        for program, taken in zip(actions, seconds, strict=True):
+            taken.append(on_both(program, inputs))
+        for which, run in runs.items():
             start = time.perf_counter()
-            jax.block_until_ready(step(params))
-            times[name].append(time.perf_counter() - start)
-    table = Table("schedule", "step ms", "lockstep ms", "ratio", "asynchronous ms")
-    for name, measured in times.items():
-        made = schedules.auto(2, microbatches, 1) if name == "auto" else None
-        schedule = made or schedules.generate(name, 2, microbatches)
-        result = schedules.simulate(schedule, costs)
+            jax.block_until_ready(run(params))
+            times[which].append(time.perf_counter() - start)
+        if not turn:  # that compiled
+            times, seconds = {which: [] for which in runs}, [[] for _ in actions]
+    F, I, W = (round(statistics.median(taken), 6) for taken in seconds)  # noqa: E741
+    costs = schedules.Costs(F=F, I=I, W=W, B=I + W)
+    console.print(f"F, I, W: {F * 1e3:.1f}, {I * 1e3:.1f}, {W * 1e3:.1f} ms")
+    table = Table("schedule", "executor", "step ms", "clock ms", "ratio", "over 1F1B")
+    for (name, executor), measured in times.items():
         median = statistics.median(measured)
+        result = schedules.simulate(tables[name], costs)
+        clock = result.lockstep_makespan if executor == "program" else result.makespan
         table.add_row(
             name,
+            executor,
             f"{median * 1e3:.1f}",
-            f"{result.lockstep_makespan * 1e3:.1f}",
-            f"{median / result.lockstep_makespan:.2f}",
-            f"{result.makespan * 1e3:.1f}",
+            f"{clock * 1e3:.1f}",
+            f"{median / clock:.3f}",
+            f"{median / statistics.median(times['1F1B', executor]):.3f}",
         )
     console.print(table)
 
 
-def _best(fn, *args):
-    jax.block_until_ready(fn(*args))
-    out = []
-    for _ in range(7):
-        start = time.perf_counter()
-        jax.block_until_ready(fn(*args))
-        out.append(time.perf_counter() - start)
-    return min(out)
+def overhead(console):
+    """What a tick of `program` and an action of `mpmd` take where stages do next to nothing."""
+    table = Table("ranks", "message KB", "program us a tick", "mpmd us an action", "mpmd ms a step")
+    for ranks, width in ((2, 4096), (2, 262_144), (4, 4096)):
+        mesh = mp.ProcessMesh.create({"pp": ranks})
+        steps = {"program": [], "mpmd": []}
+        for microbatches in (16, 64):
+            params, batch = jnp.ones((ranks, width)), jnp.ones((microbatches, width))
+
+            def loss(params, executor, batch=batch, mesh=mesh):
+                more = {"loss_fn": square, "targets": batch, "executor": executor}
+                return mp.pipeline(lambda w, x: x * w, params, batch, "1F1B", mesh, **more)
+
+            program = jax.jit(jax.grad(partial(loss, executor="program")))
+            mpmd = jax.grad(partial(loss, executor="mpmd"))
+            medians = measure([partial(program, params), partial(mpmd, params)], 10)
+            run = schedules.generate("1F1B", ranks, microbatches).uncombined()
+            actions = sum(map(len, run.orders))
+            for taken, median, count in zip(
+                steps.values(), medians, (run.ticks, actions), strict=True
+            ):
+                taken.append((median, count))
+        # Per tick or action is what 48 more microbatches take; the rest is once a step.
+        each = {
+            name: (many[0] - few[0]) / (many[1] - few[1]) for name, (few, many) in steps.items()
+        }
+        few = steps["mpmd"][0]
+        table.add_row(
+            str(ranks),
+            str(width * 4 // 1024),
+            f"{each['program'] * 1e6:.0f}",
+            f"{each['mpmd'] * 1e6:.0f}",
+            f"{(few[0] - few[1] * each['mpmd']) * 1e3:.1f}",
+        )
+    console.print(table)
 
 
-PARTS = {"memory": memory, "parameters": parameters, "time": timing}
+PARTS = {
+    "memory": memory,
+    "parameters": parameters,
+    "compile": compiling,
+    "time": timing,
+    "overhead": overhead,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

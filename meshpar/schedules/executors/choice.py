@@ -22,6 +22,9 @@ TICK = 0.1e-3
 DISPATCH = 0.2e-3
 """Seconds of the host for an action of `mpmd` and its transfer, as measured on CPU."""
 
+CALL = 5e-3
+"""Seconds of the host for the rest of a step of `mpmd`, as measured on CPU."""
+
 
 def predicted_seconds(schedule: Schedule, costs: Costs, executor: Executor) -> float:
     """How long a step takes: `program` in lockstep, `mpmd` as early as values and the host allow.
@@ -36,7 +39,7 @@ def predicted_seconds(schedule: Schedule, costs: Costs, executor: Executor) -> f
     if executor == "program":
         return result.lockstep_makespan + run.ticks * TICK
     actions = sum(len(order) for order in run.orders)
-    return max(result.makespan, actions * DISPATCH)
+    return max(result.makespan, actions * DISPATCH) + CALL
 
 
 def choose(schedule: Schedule, costs: Costs) -> Executor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,7 +14,12 @@ from meshpar.placements.layout import Layout
 from meshpar.schedules.executors.evaluate import sliced, without_calls
 from meshpar.schedules.executors.local import LocalProgram, Within, block_struct
 from meshpar.schedules.executors.slot_table import Uses
-from meshpar.schedules.executors.stage import StagePrograms, is_differentiable, stage_programs
+from meshpar.schedules.executors.stage import (
+    Kept,
+    StagePrograms,
+    is_differentiable,
+    stage_programs,
+)
 
 __all__ = ["LocalActions", "Placed", "Stages", "local_actions"]
 
@@ -86,6 +91,9 @@ class LocalActions:
       last: (last parameters, y, target) -> result, and in training (y gradient, last parameter
         gradients).
       uses: the values that a stage keeps.
+      layouts: the layout of each of them.
+      residuals: which of them F keeps for the backward pass; its input may be among them.
+      cut: which of them I keeps for W; the output's gradient may be among them.
       x: struct of the block of each array of x.
       x_layouts: their layouts.
       result: the result of a microbatch.
@@ -100,6 +108,9 @@ class LocalActions:
     first_backward: LocalProgram | None
     last: LocalProgram
     uses: tuple[Uses, ...]
+    layouts: tuple[Layout, ...]
+    residuals: tuple[int, ...]
+    cut: tuple[int, ...]
     x: tuple[jax.ShapeDtypeStruct, ...]
     x_layouts: tuple[Layout, ...]
     result: Placed
@@ -130,7 +141,8 @@ def local_actions(
     given = (*stages.own.layouts, *stages.extras.layouts)
     count = len(x.leaves)
     blocks = [_block(*pair, within) for pair in zip(x.leaves, x.layouts, strict=True)]
-    uses = [Uses(block, "x") for block in blocks]
+    uses, layouts = [Uses(block, "x") for block in blocks], [*x.layouts]
+    residuals, cut = (), ()
     full = for_input = for_weight = backward = None
     if train:
         forward = within.local(
@@ -141,13 +153,11 @@ def local_actions(
         kept = forward.outputs[count:]
         full, for_input, for_weight = _backward(parts, within, given, kept, x.layouts)
         backward = _first_backward(stages, within, x)
-        cut = for_input.outputs[count:]
         uses += [Uses(block, "g", by_input=True) for block in blocks]
-        for kinds, layouts, made in ((parts.residuals, kept, "F"), (parts.cut, cut, "I")):
-            uses += [
-                Uses(_block(k.aval, layout, within), made, k.by_input, k.by_weight)
-                for k, layout in zip(kinds, layouts, strict=True)
-            ]
+        layouts += x.layouts
+        values = uses, layouts
+        residuals = _keep(values, parts.residuals, forward, "F", within, taken=range(count))
+        cut = _keep(values, parts.cut, for_input, "I", within, taken=range(count, 2 * count))
     else:
         alone = sliced(parts.forward, parts.forward.inputs, parts.forward.outputs[:count])
         forward = within.local(alone, (*given, *x.layouts), x.layouts)
@@ -161,6 +171,9 @@ def local_actions(
         backward,
         last,
         tuple(uses),
+        tuple(layouts),
+        residuals,
+        cut,
         tuple(blocks),
         x.layouts,
         result,
@@ -184,6 +197,49 @@ def _backward(
     cut = for_input.outputs[count:]
     for_weight = within.local(parts.for_weight, (*given, *kept, *cut), full.outputs[count:])
     return full, for_input, for_weight
+
+
+def _keep(
+    values: tuple[list[Uses], list[Layout]],
+    kinds: Sequence[Kept],
+    program: LocalProgram,
+    op: str,
+    within: Within,
+    *,
+    taken: range,
+) -> tuple[int, ...]:
+    """Adds what an action leaves for later ones to the values, and returns their numbers.
+
+    A value that it took, one of the last arguments of `program`, and leaves as it came stays where
+    it is.
+
+    Args:
+      values: those so far, and their layouts; gets more.
+      kinds: what is left.
+      program: the action.
+      op: its op.
+      within: the axes within a rank.
+      taken: the numbers of the values that it took.
+    """
+    (uses, layouts), count, numbers = values, len(taken), list[int]()
+    start = len(program.inputs) - count
+    left = zip(kinds, program.outputs[count:], program.passed[count:], strict=True)
+    for kind, layout, position in left:
+        if position is not None and position >= start:
+            number = taken[position - start]
+            use = uses[number]
+            uses[number] = replace(
+                use,
+                by_input=use.by_input or kind.by_input,
+                by_weight=use.by_weight or kind.by_weight,
+            )
+        else:
+            number = len(uses)
+            block = _block(kind.aval, layout, within)
+            uses.append(Uses(block, op, kind.by_input, kind.by_weight))
+            layouts.append(layout)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _first(stages: Stages, within: Within) -> tuple[LocalProgram | None, Placed]:

@@ -86,7 +86,8 @@ class PipelineByRank:
         """The results that a rank adds to."""
         owners = {"result": self._last, "last": self._last, "first": self._first}
         owners |= {"own": rank, "given": self._first}
-        return [name for name in self.step.results if owners[name] == rank]
+        results = self.step.results
+        return [n for n in results if owners[n] == rank and (results[n] or n != "given")]
 
     def _sharding(self, layout: Layout) -> NamedSharding:
         return NamedSharding(self.step.mesh.jax_mesh, storage_spec(layout, self.step.sizes))
@@ -150,7 +151,7 @@ class _Run:
         self._stages, self._places = schedule.stages, schedule.places
         self._stashes = [Stash(self._signatures) for _ in self._ranks]
         self._tokens: list[deque[jax.Array]] = [deque() for _ in self._ranks]
-        x = self._signatures.layouts("x")
+        x = self._signatures.layouts("sent")
         self._shardings = [[programs.sharding(y) for y in x] for programs in self._ranks]
 
     def do(self, rank: int, action: Action) -> None:
@@ -160,13 +161,13 @@ class _Run:
         programs, stash, totals = self._ranks[rank], self._stashes[rank], self._totals[rank]
         there = self._values[rank]
         values = {n: there[n] for n in self._signatures.takes(kind) if n in there}
-        values |= stash.taken(kind, action)
+        values["kept"] = stash.taken(kind, action)
         sums = {name: totals[name] for name in self._signatures.totals(kind)}
         chunk, microbatch = (programs.numbers[k] for k in (action.chunk, action.microbatch))
         sums, made, token = programs.action(kind)(sums, values, chunk, microbatch)
         del values
         totals |= sums
-        stash.after(kind, action, made)
+        stash.after(kind, action, made.pop("kept"))
         if "sent" in made:
             self._send(rank, stage, kind, action.microbatch, made.pop("sent"))
         self._bound(rank, token)

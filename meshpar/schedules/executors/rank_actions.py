@@ -59,15 +59,15 @@ class RankActions:
 
     def _forward(self, call: _Call) -> tuple[Blocks, Blocks]:
         kind, totals, values = call.kind, call.totals, call.values
-        x = self._enter(call) if kind.first else values["x"]
+        x = self._enter(call) if kind.first else values["kept"]
         out = self._actions.forward.run(*self._given(call), *x)
-        made = {"sent": out[: self._x]}
-        if self._step.train:
-            made["F"] = [out[self._x + k] for k in self._signatures.kept(kind, "F")]
+        y = out[: self._x]
+        left = dict(enumerate(x)) | dict(zip(self._actions.residuals, out[self._x :], strict=True))
+        made = {"sent": y, "kept": [left[v] for v in self._signatures.writes(kind)]}
         if not kind.last:
             return totals, made
         target = self._of_batch(call, "targets")
-        results = self._actions.last.run(*values["last"], *made.pop("sent"), *target)
+        results = self._actions.last.run(*values["last"], *y, *target)
         count = len(totals["result"])
         new = {"result": put_rows(totals["result"], results[:count], call.microbatch)}
         if self._step.train:
@@ -81,26 +81,24 @@ class RankActions:
         return microbatch if first is None else first.run(*call.values["first"], *microbatch)
 
     def _full(self, call: _Call) -> tuple[Blocks, Blocks]:
-        run = _there(self._actions.full).run
-        out = run(*self._given(call), *self._kept(call), *call.values["g"])
+        out = _there(self._actions.full).run(*self._taken(call, "residuals", "g"))
         totals, made = self._return(call, out[: self._x])
         return {"own": self._added(call, out[self._x :]), **totals}, made
 
     def _for_input(self, call: _Call) -> tuple[Blocks, Blocks]:
-        run = _there(self._actions.for_input).run
-        out = run(*self._given(call), *self._kept(call), *call.values["g"])
+        out = _there(self._actions.for_input).run(*self._taken(call, "residuals", "g"))
         totals, made = self._return(call, out[: self._x])
-        return totals, {**made, "I": out[self._x :]}
+        left = dict(zip(self._actions.cut, out[self._x :], strict=True))
+        return totals, {**made, "kept": [left[v] for v in self._signatures.writes(call.kind)]}
 
     def _for_weight(self, call: _Call) -> tuple[Blocks, Blocks]:
-        run = _there(self._actions.for_weight).run
-        out = run(*self._given(call), *self._kept(call), *call.values["I"])
-        return {"own": self._added(call, out)}, {}
+        out = _there(self._actions.for_weight).run(*self._taken(call, "residuals", "cut"))
+        return {"own": self._added(call, out)}, {"kept": []}
 
     def _return(self, call: _Call, gradient: list[Any]) -> tuple[Blocks, Blocks]:
         """The way back of `_enter`, or the gradient as what is sent."""
         if not call.kind.first:
-            return {}, {"sent": gradient}
+            return {}, {"sent": gradient, "kept": []}
         totals: Blocks = {}
         if self._step.keep_given:
             totals["given"] = put_rows(call.totals["given"], gradient, call.microbatch)
@@ -108,7 +106,7 @@ class RankActions:
             run = self._actions.first_backward.run
             out = run(*call.values["first"], *self._of_batch(call, "microbatches"), *gradient)
             totals["first"] = add(call.totals["first"], out)
-        return totals, {}
+        return totals, {"kept": []}
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -129,13 +127,21 @@ class RankActions:
             ]
         return rows_at(blocks, call.microbatch)
 
-    def _kept(self, call: _Call) -> list[Any]:
-        """All that F keeps; what this action does not take is never looked at."""
-        taken = dict(zip(self._signatures.kept(call.kind, "F"), call.values["F"], strict=True))
-        structs = [use.struct for use in self._signatures.uses["F"]]
-        return [
-            taken[k] if k in taken else jnp.zeros(s.shape, s.dtype) for k, s in enumerate(structs)
+    def _taken(self, call: _Call, *groups: str) -> list[Any]:
+        """What a program of the backward pass takes; what it never looks at is zero."""
+        uses = self._signatures.uses
+        there = dict(zip(self._signatures.reads(call.kind), call.values["kept"], strict=True))
+        numbers = {
+            "residuals": self._actions.residuals,
+            "g": [v for v, use in enumerate(uses) if use.made == "g"],
+            "cut": self._actions.cut,
+        }
+        kept = [
+            there[v] if v in there else jnp.zeros(uses[v].struct.shape, uses[v].struct.dtype)
+            for group in groups
+            for v in numbers[group]
         ]
+        return [*self._given(call), *kept]
 
     def _added(self, call: _Call, terms: Sequence[Any]) -> list[Any]:
         """The gradients of the rank's own parameters, which have a dim of ranks too."""

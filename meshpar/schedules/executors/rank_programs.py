@@ -65,9 +65,8 @@ class RankPrograms:
         s = self._signatures
         values: Layouts = {name: s.layouts(name) for name in s.takes(kind)}
         made: Layouts = {name: s.layouts(name) for name in s.makes(kind)}
-        for groups in (values, made):
-            for name in set(groups) & {"F", "I"}:
-                groups[name] = [groups[name][k] for k in s.kept(kind, name)]
+        for groups, numbers in ((values, s.reads(kind)), (made, s.writes(kind))):
+            groups["kept"] = [groups["kept"][v] for v in numbers]
         totals: Layouts = {name: s.total_layouts(name) for name in s.totals(kind)}
 
         def local(sums: Blocks, given: Blocks, chunk: Any, microbatch: Any) -> Any:

@@ -1,10 +1,10 @@
 """What the actions of one rank take and make, where each is a program of its own.
 
-Arrays go in and out by name. Values are `own`, `first` and `last` parameters; `microbatches`,
-`targets` and `extras`; the input `x` of a stage and the gradient `g` of its output; what `F` keeps
-and what `I` keeps. `sent` is what an action makes for the next or the previous stage. Totals, which
-actions add to, are the results of the whole step: gradients of `own`, `first` and `last`
-parameters, and for each microbatch `result` and `given`, the gradient of the input.
+Arrays go in and out by name: `own`, `first` and `last` parameters; `microbatches`, `targets` and
+`extras`; `kept`, those values of `LocalActions.uses` that an action takes or makes; `sent`, what it
+makes for the next or the previous stage. Totals, which actions add to, are the results of the whole
+step: gradients of `own`, `first` and `last` parameters, and for each microbatch `result` and
+`given`, the gradient of the input.
 """
 
 from __future__ import annotations
@@ -43,26 +43,18 @@ class Signatures:
     def __init__(self, step: PipelineStep) -> None:
         self._step, self._actions = step, step.actions
         self._x = len(step.actions.x)
-        uses = step.actions.uses
-        self.uses = {kind: [use for use in uses if use.made == kind] for kind in "xgFI"}
-        given = len(step.actions.forward.inputs) - self._x
-        self._passed = [
-            None if k is None or k < given else k - given
-            for k in step.actions.forward.passed[self._x :]
-        ]
+        self.uses = step.actions.uses
 
     # --- what goes in and out ---------------------------------------------------------------------
 
     def takes(self, kind: Kind) -> tuple[str, ...]:
-        """The names of the values that an action takes."""
+        """The names of what an action takes."""
         enters = ("first", "microbatches") if kind.first else ()
         if kind.op == "F":
-            leaves = ("last", "targets") if kind.last else ()
-            return ("own", "extras", *(enters or ("x",)), *leaves)
-        if kind.op == "W":
-            return ("own", "extras", "F", "I")
-        returns = enters if self._actions.first_backward is not None else ()
-        return ("own", "extras", "F", "g", *returns)
+            return ("own", "extras", "kept", *enters, *(("last", "targets") if kind.last else ()))
+        if kind.op == "W" or self._actions.first_backward is None:
+            return ("own", "extras", "kept")
+        return ("own", "extras", "kept", *enters)
 
     def totals(self, kind: Kind) -> tuple[str, ...]:
         """The names of the totals that it adds to."""
@@ -76,32 +68,42 @@ class Signatures:
     def makes(self, kind: Kind) -> tuple[str, ...]:
         """The names of what it makes."""
         if kind.op == "F":
-            kept = ("F",) if self._step.train else ()
-            return kept if kind.last and not self._step.train else ("sent", *kept)
-        sent = () if kind.op == "W" or kind.first else ("sent",)
-        return (*sent, *(("I",) if kind.op == "I" else ()))
+            sends = self._step.train or not kind.last
+        else:
+            sends = kind.op != "W" and not kind.first
+        return ("sent", "kept") if sends else ("kept",)
 
-    def kept(self, kind: Kind, name: str) -> list[int]:
-        """Which of the values called `name` an action takes or makes, by their positions."""
-        if name != "F":
-            return [*range(len(self.uses[name]))]
-        if kind.op != "F":
-            return self._used(kind.op)
-        as_it_came = {k for k, _ in self.passed(kind)}
-        return [k for k in self._used("B") if k not in as_it_came]
+    def reads(self, kind: Kind) -> list[int]:
+        """The values that an action takes, by their numbers."""
+        if kind.op == "F":
+            return [] if kind.first else [v for v, use in enumerate(self.uses) if use.made == "x"]
+        return self._later(kind.op)
 
-    def passed(self, kind: Kind) -> list[tuple[int, int]]:
-        """What F keeps as it came: (position in what it keeps, position in its input)."""
-        found = [] if kind.first else [(k, self._passed[k]) for k in self._used("B")]
-        return [(k, x) for k, x in found if x is not None]
+    def writes(self, kind: Kind) -> list[int]:
+        """The values that it makes; those of another rank come when they are sent."""
+        if kind.op not in "FI":
+            return []
+        made = "xF" if kind.op == "F" and kind.first else kind.op
+        later = self._later("B" if kind.op == "F" else "W")
+        return [v for v in later if self.uses[v].made in made]
 
-    def _used(self, op: str) -> list[int]:
-        """Which of what F keeps an action of the backward pass takes."""
-        uses = enumerate(self.uses["F"])
-        return [k for k, u in uses if (u.by_input and op in "BI") or (u.by_weight and op in "BW")]
+    def ended(self, kind: Kind) -> list[int]:
+        """The values that nothing takes after an action."""
+        following = {"F": "B", "I": "W"}
+        later = self._later(following[kind.op]) if kind.op in following else []
+        return [v for v in self.reads(kind) if v not in later]
+
+    def _later(self, op: str) -> list[int]:
+        """The values that an action of the backward pass takes; those of I are not kept by B."""
+        return [
+            v
+            for v, use in enumerate(self.uses)
+            if (use.made != "I" or op == "W")
+            and ((use.by_input and op in "BI") or (use.by_weight and op in "BW"))
+        ]
 
     def layouts(self, name: str) -> Sequence[Layout]:
-        """The layouts of values between actions, on the mesh; those of `F` and `I` are of all."""
+        """The layouts of arrays between actions, on the mesh; of `kept` those of all values."""
         step, actions, s = self._step, self._actions, self._step.stages
         groups: dict[str, Sequence[Layout]] = {
             "own": step.own,
@@ -110,10 +112,10 @@ class Signatures:
             "microbatches": step.batch[0],
             "targets": step.batch[1],
             "extras": step.batch[2],
-            "F": actions.forward.outputs[self._x :],
-            "I": () if actions.for_input is None else actions.for_input.outputs[self._x :],
+            "sent": actions.x_layouts,
+            "kept": actions.layouts,
         }
-        return [without_time(y) for y in groups.get(name, actions.x_layouts)]
+        return [without_time(y) for y in groups[name]]
 
     def total_layouts(self, name: str) -> Sequence[Layout]:
         """The layouts of totals while they are added to, on the mesh of one rank."""

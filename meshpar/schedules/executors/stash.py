@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshpar.schedules.actions import Action
-from meshpar.schedules.executors.signatures import Blocks, Kind, Signatures
+from meshpar.schedules.executors.signatures import Kind, Signatures
 
 __all__ = ["Stash"]
 
 
 class Stash:
-    """The values of one rank. Dropping the last reference is what frees one.
+    """The values of one rank, by number, chunk and microbatch; a value that is dropped is freed.
 
     Args:
       signatures: what actions take and make.
@@ -20,36 +20,23 @@ class Stash:
 
     def __init__(self, signatures: Signatures) -> None:
         self._signatures = signatures
-        self.values: dict[tuple[str, int, int], dict[int, Any]] = {}
+        self.values: dict[tuple[int, int, int], Any] = {}
 
-    def put(self, name: str, chunk: int, microbatch: int, arrays: Sequence[Any]) -> None:
-        """Keeps an input `x` or a gradient `g`."""
-        self.values[name, chunk, microbatch] = dict(enumerate(arrays))
+    def put(self, made: str, chunk: int, microbatch: int, arrays: Sequence[Any]) -> None:
+        """Keeps an input (`"x"`) or the gradient of an output (`"g"`)."""
+        numbers = [v for v, use in enumerate(self._signatures.uses) if use.made == made]
+        for number, array in zip(numbers, arrays, strict=True):
+            self.values[number, chunk, microbatch] = array
 
-    def taken(self, kind: Kind, action: Action) -> Blocks:
-        """What an action takes of what is kept."""
-        out: Blocks = {}
-        for name in self._signatures.takes(kind):
-            if name in ("x", "g", "F", "I"):
-                values = self.values[name, action.chunk, action.microbatch]
-                out[name] = [values[k] for k in self._signatures.kept(kind, name)]
-        return out
-
-    def after(self, kind: Kind, action: Action, made: Blocks) -> None:
-        """Keeps what an action made, and lets go of what nothing takes any more."""
+    def taken(self, kind: Kind, action: Action) -> list[Any]:
+        """What an action takes."""
         at = action.chunk, action.microbatch
-        for name in set(made) & {"F", "I"}:
-            kept = self._signatures.kept(kind, name)
-            self.values[name, *at] = dict(zip(kept, made[name], strict=True))
-        if kind.op == "F":
-            x = self.values.pop(("x", *at), {})
-            if "F" in made:
-                passed = self._signatures.passed(kind)
-                self.values["F", *at] |= {k: x[position] for k, position in passed}
-            return
-        for name in {"B": "gF", "I": "g", "W": "FI"}[kind.op]:
-            self.values.pop((name, *at), None)
-        if kind.op == "I":
-            kept = self.values.pop(("F", *at))
-            later = self._signatures.kept(Kind("W", kind.first, kind.last), "F")
-            self.values["F", *at] = {k: kept[k] for k in later}
+        return [self.values[v, *at] for v in self._signatures.reads(kind)]
+
+    def after(self, kind: Kind, action: Action, made: Sequence[Any]) -> None:
+        """Keeps what an action made, and drops what nothing takes any more."""
+        at = action.chunk, action.microbatch
+        for number, array in zip(self._signatures.writes(kind), made, strict=True):
+            self.values[number, *at] = array
+        for number in self._signatures.ended(kind):
+            del self.values[number, *at]

@@ -98,8 +98,11 @@ class TickLoop:
         self._last_stage, self._ranks, self._axis = stages - 1, ranks, axis
         self._microbatches = microbatches
         self._keep_given = keep_given
-        made = [use.made for use in actions.uses]
-        self._values = {kind: [v for v, m in enumerate(made) if m == kind] for kind in "xgFI"}
+        self._made = [use.made for use in actions.uses]
+        self._values: dict[str, Sequence[int]] = {
+            kind: [v for v, made in enumerate(self._made) if made == kind] for kind in "xg"
+        }
+        self._values |= {"F": actions.residuals, "I": actions.cut}
 
     def start(self, gradients: Mapping[str, Structs]) -> State:
         """The state before the first tick.
@@ -283,8 +286,11 @@ class TickLoop:
         return [row_of(pools[pool[v]], row.slots[v]) for v in self._values[kind]]
 
     def _stored(self, state: State, kind: str, blocks: Sequence[Any], row: _Row) -> State:
-        values = self._values[kind]
-        return self._written(state, values, blocks, [row.slots[v] for v in values])
+        """Puts blocks into slots; what an action got in one and keeps is in its slot already."""
+        pairs = zip(self._values[kind], blocks, strict=True)
+        new = [(v, block) for v, block in pairs if self._made[v] == kind]
+        values = [v for v, _ in new]
+        return self._written(state, values, [x for _, x in new], [row.slots[v] for v in values])
 
     def _written(
         self, state: State, values: Sequence[int], blocks: Sequence[Any], slots: Any
