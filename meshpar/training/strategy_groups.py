@@ -93,12 +93,14 @@ class GradientMergeConfig(Options):
 class PipelineConfig(Options):
     """Pipeline parallelism.
 
-    Two fields are ours: `axis`, the mesh axis along which the ranks lie, and `split_spec`, which
-    Paddle has in the `pp_config` of `parallelize`.
+    Three fields are ours: `axis`, the mesh axis along which the ranks lie; `split_spec`, which
+    Paddle has in the `pp_config` of `parallelize`; and `executor`, as of `mp.pipeline`: a step of
+    `to_static` is one program, so nothing but "program" is there.
     """
 
     enable: bool = False
     axis: str = "pp"
+    executor: str = "program"
     split_spec: Any = None  # dict from names of modules to SplitPoint, or a name or list of names
     schedule_mode: str = "1F1B"
     pp_degree: int = 1

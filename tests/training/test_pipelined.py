@@ -219,6 +219,7 @@ def test_state_that_activations_decide():
         ({"schedule_mode": "1F1B", "vpp_degree": 2}, ValueError, "VPP"),
         ({"accumulate_steps": 2, "micro_batch_size": 2}, ValueError, "set one"),
         ({"generation_batch_size": 2}, NotImplementedError, "generation_batch_size"),
+        ({"executor": "mpmd"}, NotImplementedError, "executor"),
     ],
 )
 def test_options_that_do_not_fit(options, error, message):

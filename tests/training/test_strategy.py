@@ -86,7 +86,7 @@ ACTING = {"data_axes", "recompute.enable"} | {f"sharding.{n}" for n in ("enable"
 
 
 def test_fields_and_defaults_are_paddles():
-    ours = {"axis": "pp", "split_spec": None}
+    ours = {"axis": "pp", "executor": "program", "split_spec": None}
     pipeline = {"pipeline": PADDLE["pipeline"] | ours}
     assert mp.Strategy().to_dict() == BASE | OURS | PADDLE | pipeline
 

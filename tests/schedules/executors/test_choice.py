@@ -117,7 +117,7 @@ def test_estimates_grow_with_the_work():
 
     small, large = estimated(64), estimated(128)
     by_hand = 2 * 64**3 / 1e10  # two operations for each product, over operations a second
-    assert by_hand < small.F < 1.3 * by_hand
+    assert 0.99 * by_hand < small.F < 1.3 * by_hand  # costs have three digits
     assert 6 < large.F / small.F < 8.1
     assert 0.7 < small.W / small.F < 1.3
     assert abs(small.B - small.I - small.W) < 0.01 * small.B
