@@ -68,21 +68,25 @@ BASE = {
     "reinit": False, "full_graph": True,
 }  # fmt: skip
 OURS = {"data_axes": None}
-ACTING = {"data_axes", "recompute.enable"} | {f"sharding.{n}" for n in ("enable", "stage", "degree")} | {
-    f"pipeline.{name}"
-    for name in [
-        "accumulate_steps",
-        "axis",
-        "enable",
-        "micro_batch_size",
-        "pp_degree",
-        "schedule_mode",
-        "split_backward",
-        "split_spec",
-        "vpp_degree",
-        "vpp_seg_method",
-    ]
-}
+ACTING = (
+    {"data_axes", "recompute.enable"}
+    | {f"sharding.{n}" for n in ("enable", "stage", "degree")}
+    | {
+        f"pipeline.{name}"
+        for name in [
+            "accumulate_steps",
+            "axis",
+            "enable",
+            "micro_batch_size",
+            "pp_degree",
+            "schedule_mode",
+            "split_backward",
+            "split_spec",
+            "vpp_degree",
+            "vpp_seg_method",
+        ]
+    }
+)
 
 
 def test_fields_and_defaults_are_paddles():
