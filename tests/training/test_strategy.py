@@ -146,7 +146,7 @@ def other(value):
 
 INERT = [
     (f"{group}.{name}" if group else name, group, name, default)
-    for group, named in [*PADDLE.items(), ("", BASE)]
+    for group, named in [*PADDLE.items(), ("", BASE), ("pipeline", {"executor": "program"})]
     for name, default in named.items()
     if (f"{group}.{name}" if group else name) not in ACTING
 ]

@@ -35,13 +35,14 @@ class PipelineByRank:
     """A step run from the host, as programs of its ranks.
 
     Args:
-      step: what is run.
+      step: what is run, with microbatches of its own rather than parts of a batch.
 
     Raises:
       NotImplementedError: some devices of the mesh belong to other processes.
     """
 
     def __init__(self, step: PipelineStep) -> None:
+        assert not step.in_parts, "a batch in parts is run by the program executor"
         self.step = step
         mine = jax.process_index()
         others = {d.process_index for d in step.mesh.jax_mesh.devices.flat} - {mine}

@@ -11,8 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from meshpar.placements.axis_position import in_time
-from meshpar.schedules.executors.in_time import TIME, by_microbatch
 from meshpar.schedules.executors.local import LocalProgram
 from meshpar.schedules.executors.rows import add, add_to_row, put_rows, rows_at
 from meshpar.schedules.executors.signatures import Blocks, Kind, Signatures
@@ -54,8 +52,7 @@ class RankActions:
             "I": self._for_input,
             "W": self._for_weight,
         }
-        with in_time(TIME, microbatch, self._step.schedule.M):
-            return actions[kind.op](_Call(kind, totals, values, chunk, microbatch))
+        return actions[kind.op](_Call(kind, totals, values, chunk, microbatch))
 
     def _forward(self, call: _Call) -> tuple[Blocks, Blocks]:
         kind, totals, values = call.kind, call.totals, call.values
@@ -117,15 +114,7 @@ class RankActions:
 
     def _of_batch(self, call: _Call, name: str) -> list[Any]:
         """A microbatch of what is there for all of them."""
-        step, blocks = self._step, call.values[name]
-        if step.in_parts:
-            s = step.stages
-            placed = {"microbatches": s.microbatch, "targets": s.target, "extras": s.extras}
-            layouts = placed[name].layouts
-            blocks = [
-                by_microbatch(x, y, step.schedule.M) for x, y in zip(blocks, layouts, strict=True)
-            ]
-        return rows_at(blocks, call.microbatch)
+        return rows_at(call.values[name], call.microbatch)
 
     def _taken(self, call: _Call, *groups: str) -> list[Any]:
         """What a program of the backward pass takes; what it never looks at is zero."""

@@ -20,7 +20,6 @@ from meshpar.placements.apply_steps import apply_steps
 from meshpar.placements.blocks import partial_axes_in_order, storage_spec
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
-from meshpar.schedules.executors.in_time import whole
 from meshpar.schedules.executors.rank_actions import RankActions
 from meshpar.schedules.executors.signatures import Blocks, Kind, Signatures
 from meshpar.schedules.executors.step import PipelineStep, Result
@@ -99,16 +98,13 @@ class RankPrograms:
         return self._compiled(local, (), self._specs(layouts))
 
     def _finish_program(self, names: tuple[str, ...]) -> Callable[..., Blocks]:
-        step = self._step
+        made = self._step.results
         layouts: Layouts = {name: self._signatures.total_layouts(name) for name in names}
-        results = {name: [self._of_rank(name, r) for r in step.results[name]] for name in names}
+        results = {name: [self._of_rank(name, r) for r in made[name]] for name in names}
         wanted: Layouts = {name: [r.wanted for r in group] for name, group in results.items()}
 
         def local(sums: Blocks) -> Blocks:
             blocks = self._opened(sums, layouts)
-            if step.in_parts and "result" in blocks:
-                parts = zip(blocks["result"], step.actions.result.layouts, strict=True)
-                blocks["result"] = [whole(block, layout) for block, layout in parts]
             return {
                 name: [self._turned(x, r) for x, r in zip(group, results[name], strict=True)]
                 for name, group in blocks.items()

@@ -16,7 +16,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshpar.placements.layout import Layout
-from meshpar.schedules.executors.in_time import without_time
 from meshpar.schedules.executors.step import PipelineStep, below
 
 __all__ = ["Blocks", "Kind", "Signatures"]
@@ -115,14 +114,14 @@ class Signatures:
             "sent": actions.x_layouts,
             "kept": actions.layouts,
         }
-        return [without_time(y) for y in groups[name]]
+        return groups[name]
 
     def total_layouts(self, name: str) -> Sequence[Layout]:
         """The layouts of totals while they are added to, on the mesh of one rank."""
         actions = self._actions
         stacked = {"result": actions.result.layouts, "given": actions.x_layouts}
         if name in stacked:
-            return [below(without_time(y), ()) for y in stacked[name]]
+            return [below(y, ()) for y in stacked[name]]
         return [r.made.without_partial((self._step.axis,)) for r in self._step.results[name]]
 
     def zeros(self, name: str) -> list[Any]:
