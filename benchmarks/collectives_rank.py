@@ -32,7 +32,7 @@ def of_meshpar():
     import jax.numpy as jnp
 
     import meshpar as mp
-    from meshpar._jax import joined
+    from meshpar._jax import assembled
     from meshpar.collectives.between import bodies
     from meshpar.collectives.between.programs import program_of
     from meshpar.collectives.between.world import here
@@ -55,7 +55,7 @@ def of_meshpar():
         Time on the clock would hold what other programs of the machine take.
         """
         program = program_of(here(), bodies.combined, (mp.ReduceOp.SUM,), tuple(range(n)), x)
-        whole = joined(program.aval, program.sharding, x)
+        whole = assembled(program.aval, program.sharding, [x])
 
         def bare():
             program.compiled(whole).block_until_ready()

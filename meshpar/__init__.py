@@ -11,17 +11,15 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
+        "meshpar.collectives.exchange": "alltoall alltoall_single",
         "meshpar.collectives.gradients": "grad local value_and_grad",
         "meshpar.collectives.groups": (
             "destroy_process_group get_backend get_group is_available new_group"
         ),
+        "meshpar.collectives.movement": "all_gather broadcast gather scatter",
         "meshpar.collectives.objects": (
             "all_gather_object broadcast_object_list recv_object_list scatter_object_list "
             "send_object_list"
-        ),
-        "meshpar.collectives.operations": (
-            "all_gather all_reduce alltoall alltoall_single broadcast gather reduce "
-            "reduce_scatter scatter"
         ),
         "meshpar.collectives.p2p_op": "P2POp",
         "meshpar.collectives.parallel_env": "ParallelEnv",
@@ -29,6 +27,7 @@ _HOME = {
         "meshpar.collectives.processes": "is_initialized",
         "meshpar.collectives.ranks": "get_rank get_world_size",
         "meshpar.collectives.reduce_op": "ReduceOp",
+        "meshpar.collectives.reductions": "all_reduce reduce reduce_scatter",
         "meshpar.collectives.spmd": "spmd",
         "meshpar.collectives.start": "init_parallel_env",
         "meshpar.collectives.synchronize": "barrier wait",

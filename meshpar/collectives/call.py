@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -31,42 +31,58 @@ class Call:
       name: the public function.
       region: the region it is called in; `None` between processes.
       group: the group; between processes one of process ranks.
-      timeout: seconds, where a limit was given.
+      terms: how it waits, between processes.
       arguments: what errors show.
     """
 
     name: str
     region: Region | None
     group: Group
-    timeout: float | None
+    terms: between.Terms
     arguments: Mapping[str, Any]
+
+    @property
+    def sync(self) -> bool:
+        """Whether the caller waits. A region is one program, which waits where it must."""
+        return self.terms.flights is None
 
     @property
     def place(self) -> ModuleType:
         """The module with the operations: `inside`, or `between`."""
         return between if self.region is None else inside
 
-    def run(self, operation: str, *args: Any, **named: Any) -> Any:
-        """An operation of that module, over this call's group and within its time limit."""
-        return getattr(self.place, operation)(*args, self.group, self.timeout, **named)
-
-    def done(
-        self, work: Callable[[], Any], sync_op: bool, pair: tuple[int, int] | None = None
+    def run(
+        self, operation: str, *args: Any, terms: between.Terms | None = None, **named: Any
     ) -> Any:
-        """The result of `work`, or a task that will have it.
+        """An operation of that module, over this call's group.
 
         Args:
-          work: runs this call's operations.
-          sync_op: whether the caller waits. A region is one program, which waits where it must.
-          pair: sender and receiver of a message.
+          operation: its name.
+          *args, **named: its arguments.
+          terms: on what terms between processes; the call's own where left out.
         """
-        if sync_op:
-            return work()
+        own = getattr(self.place, operation)
         if self.region is not None:
-            return Task(work())
+            return own(*args, self.group, **named)
+        return own(*args, self.group, terms or self.terms, **named)
 
-        pending = between.start(work, pair or self.group.ranks, self.timeout, pair=pair is not None)
-        return Task(started=_Started(pending, self))
+    def done(self, result: Callable[[], Any]) -> Any:
+        """The result of a call, or a task that will have it.
+
+        Args:
+          result: runs the call's operations, here and now, on its terms.
+        """
+        value = result()
+        if self.sync:
+            return value
+        if self.region is not None:
+            return Task(value)
+        assert self.terms.flights is not None, "it does not wait"
+        return self.task(between.Started(value, self.terms.flights, self.terms.timeout))
+
+    def task(self, started: between.Pending | between.Started) -> Task:
+        """A task whose errors name this call."""
+        return Task(started=_Started(started, self))
 
     def check_rank(self, what: str, rank: Any) -> None:
         """Checks that a rank is a member of the group; see `check_member`."""
@@ -76,38 +92,12 @@ class Call:
         """Whether this process has a rank."""
         return self.region is None and process_rank() == rank
 
-    def check_length(self, what: str, items: Sequence[Any]) -> None:
-        """Checks that a list has an item for each rank of the group.
-
-        Raises:
-          CollectiveError: it has not.
-        """
-        if len(items) != self.group.nranks:
-            raise CollectiveError(
-                f"{what} has {len(items)} item(s) for {self.group.nranks} rank(s).",
-                because="it holds one for each rank of the group, in rank order",
-            )
-
-    def check_target(self, what: str, target: Any) -> None:
-        """Checks a list that is to be filled: empty, or with an item for each rank.
-
-        Raises:
-          CollectiveError: it has another length, or is neither a list nor an array.
-        """
-        if target is None or (isinstance(target, list) and not target) or hasattr(target, "shape"):
-            return
-        if not isinstance(target, list):
-            raise CollectiveError(
-                f"{what} is a {type(target).__name__}; it is a list to fill, or left out."
-            )
-        self.check_length(what, target)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Started:
     """A call that was started, whose errors name it when it is waited for."""
 
-    pending: between.Pending
+    pending: between.Pending | between.Started
     call: Call
 
     def result(self) -> Any:
@@ -128,6 +118,7 @@ def calling(
     name: str,
     group: Group | None,
     timeout: float | timedelta | None = None,
+    sync_op: bool = True,
     **arguments: Any,
 ) -> Iterator[Call]:
     """The call of a public collective; errors from inside name it and show its arguments.
@@ -136,6 +127,7 @@ def calling(
       name: the public function.
       group: the group that was given; `None` is the world.
       timeout: the time limit that was given.
+      sync_op: whether the caller waits.
       **arguments: what the error shall show, pytrees of arrays among them.
     """
     try:
@@ -156,8 +148,8 @@ def calling(
                 because="the region is one compiled program, and XLA cannot end a collective in it",
                 instead="leave `timeout` out",
             )
-        limit = seconds(timeout) or chosen.timeout
-        yield Call(name, region, chosen, limit, arguments)
+        terms = between.Terms(seconds(timeout) or chosen.timeout, None if sync_op else [])
+        yield Call(name, region, chosen, terms, arguments)
     except MeshparError as error:
         raise _named(error, name, group, arguments) from None
 

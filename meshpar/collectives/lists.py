@@ -12,7 +12,15 @@ from meshpar.collectives.arrays import as_array
 from meshpar.errors import CollectiveError
 from meshpar.placements.values import describe
 
-__all__ = ["check_alike", "filled", "per_leaf", "rows_of_each"]
+__all__ = [
+    "check_alike",
+    "check_length",
+    "check_target",
+    "filled",
+    "items_of_each",
+    "per_leaf",
+    "rows_of_each",
+]
 
 
 def per_leaf(operation: Callable[..., list[Any]], *trees: Any) -> list[Any]:
@@ -74,3 +82,50 @@ def rows_of_each(x: jax.Array, parts: int) -> list[jax.Array]:
         )
     step = rows // parts
     return [x[i * step : (i + 1) * step] for i in range(parts)]
+
+
+def items_of_each(what: str, given: Any, count: int) -> list[Any]:
+    """A list with an item for each of `count` ranks, or an array cut into one.
+
+    Raises:
+      CollectiveError: it is neither, or has another length.
+    """
+    if hasattr(given, "shape"):
+        return rows_of_each(as_array(given), count)
+    if not isinstance(given, (list, tuple)):
+        raise CollectiveError(
+            f"{what} is a {type(given).__name__}; it is a list with an item for each rank, or one "
+            "array whose dim 0 is cut."
+        )
+    items: list[Any] = list(given)  # pyright: ignore[reportUnknownArgumentType]
+    check_length(what, items, count)
+    return items
+
+
+def check_length(what: str, items: Sequence[Any], count: int) -> None:
+    """Checks that a list has an item for each of `count` ranks.
+
+    Raises:
+      CollectiveError: it has not.
+    """
+    if len(items) != count:
+        raise CollectiveError(
+            f"{what} has {len(items)} item(s) for {count} rank(s).",
+            because="it holds one for each rank of the group, in rank order",
+        )
+
+
+def check_target(what: str, target: Any, count: int) -> None:
+    """Checks a list that is to be filled: empty, or with an item for each of `count` ranks.
+
+    Raises:
+      CollectiveError: it has another length, or is neither a list nor an array.
+    """
+    if target is None or (isinstance(target, list) and not target) or hasattr(target, "shape"):
+        return
+    if not isinstance(target, list):
+        raise CollectiveError(
+            f"{what} is a {type(target).__name__}; it is a list to fill, or left out."
+        )
+    items: list[Any] = target
+    check_length(what, items, count)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from meshpar.collectives.call import Call, calling
+from meshpar.collectives.lists import check_length
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group
 
@@ -112,7 +113,7 @@ def scatter_object_list(
         _check_place(call)
         call.check_rank("src", src)
         if call.is_own_rank(src):
-            call.check_length("in_object_list", in_object_list or ())
+            check_length("in_object_list", in_object_list or (), call.group.nranks)
         out_object_list[:] = [call.run("scatter_object_list", in_object_list, src)]
         return out_object_list
 

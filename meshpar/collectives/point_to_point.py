@@ -54,10 +54,13 @@ def send(
     with calling("send(tensor)", group, timeout, tensor=tensor, dst=dst) as call:
         call.check_rank("dst", dst)
 
-        def sent() -> None:
-            jax.tree.map(lambda x: call.run("send", as_array(x), dst), tensor)
+        def sent(terms: between.Terms | None = None) -> None:
+            jax.tree.map(lambda x: call.run("send", as_array(x), dst, terms=terms), tensor)
 
-        return call.done(sent, sync_op, (process_rank(), dst))
+        if call.region is not None or (sync_op and between.runs_here()):
+            return sent()
+        started = between.start(sent, (process_rank(), dst), call.terms.timeout)
+        return started.result() if sync_op else call.task(started)
 
 
 def recv(
@@ -88,10 +91,13 @@ def recv(
     with calling("recv(tensor)", group, timeout, tensor=tensor, src=src) as call:
         call.check_rank("src", src)
 
-        def got() -> Any:
-            return jax.tree.map(lambda x: call.run("recv", as_array(x), src), tensor)
+        def got(terms: between.Terms | None = None) -> Any:
+            return jax.tree.map(lambda x: call.run("recv", as_array(x), src, terms=terms), tensor)
 
-        return call.done(got, sync_op, (src, process_rank()))
+        if call.region is not None or (sync_op and between.runs_here()):
+            return got()
+        started = between.start(got, (src, process_rank()), call.terms.timeout)
+        return started.result() if sync_op else call.task(started)
 
 
 def isend(tensor: Any, dst: int, group: Group | None = None, *, timeout: Timeout = None) -> Task:

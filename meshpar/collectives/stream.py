@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshpar.collectives import operations, point_to_point
+from meshpar.collectives import exchange, movement, point_to_point, reductions
 from meshpar.collectives.reduce_op import ReduceOp
 from meshpar.collectives.task import Task
 from meshpar.errors import CollectiveError
@@ -53,7 +53,7 @@ def all_reduce(
 ) -> Task:
     """`mp.all_reduce` as a task."""
     _check("all_reduce", sync_op, use_calc_stream)
-    return _task(operations.all_reduce(tensor, op, group, sync_op), sync_op)
+    return _task(reductions.all_reduce(tensor, op, group, sync_op), sync_op)
 
 
 def reduce(
@@ -66,7 +66,7 @@ def reduce(
 ) -> Task:
     """`mp.reduce` as a task."""
     _check("reduce", sync_op, use_calc_stream)
-    return _task(operations.reduce(tensor, dst, op, group, sync_op), sync_op)
+    return _task(reductions.reduce(tensor, dst, op, group, sync_op), sync_op)
 
 
 def broadcast(
@@ -78,7 +78,7 @@ def broadcast(
 ) -> Task:
     """`mp.broadcast` as a task."""
     _check("broadcast", sync_op, use_calc_stream)
-    return _task(operations.broadcast(tensor, src, group, sync_op), sync_op)
+    return _task(movement.broadcast(tensor, src, group, sync_op), sync_op)
 
 
 def all_gather(
@@ -90,7 +90,7 @@ def all_gather(
 ) -> Task:
     """`mp.all_gather` as a task."""
     _check("all_gather", sync_op, use_calc_stream)
-    return _task(operations.all_gather(tensor_or_tensor_list, tensor, group, sync_op), sync_op)
+    return _task(movement.all_gather(tensor_or_tensor_list, tensor, group, sync_op), sync_op)
 
 
 def gather(
@@ -103,7 +103,7 @@ def gather(
 ) -> Task:
     """`mp.gather` as a task."""
     _check("gather", sync_op, use_calc_stream)
-    return _task(operations.gather(tensor, gather_list, dst, group, sync_op), sync_op)
+    return _task(movement.gather(tensor, gather_list, dst, group, sync_op), sync_op)
 
 
 def scatter(
@@ -116,7 +116,7 @@ def scatter(
 ) -> Task:
     """`mp.scatter` as a task."""
     _check("scatter", sync_op, use_calc_stream)
-    return _task(operations.scatter(tensor, tensor_or_tensor_list, src, group, sync_op), sync_op)
+    return _task(movement.scatter(tensor, tensor_or_tensor_list, src, group, sync_op), sync_op)
 
 
 def reduce_scatter(
@@ -130,7 +130,7 @@ def reduce_scatter(
     """`mp.reduce_scatter` as a task."""
     _check("reduce_scatter", sync_op, use_calc_stream)
     return _task(
-        operations.reduce_scatter(tensor, tensor_or_tensor_list, op, group, sync_op), sync_op
+        reductions.reduce_scatter(tensor, tensor_or_tensor_list, op, group, sync_op), sync_op
     )
 
 
@@ -143,9 +143,7 @@ def alltoall(
 ) -> Task:
     """`mp.alltoall` as a task."""
     _check("alltoall", sync_op, use_calc_stream)
-    result = operations.alltoall(
-        out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op
-    )
+    result = exchange.alltoall(out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op)
     return _task(result, sync_op)
 
 
@@ -160,7 +158,7 @@ def alltoall_single(
 ) -> Task:
     """`mp.alltoall_single` as a task; as in Paddle, `out_split_sizes` comes first here."""
     _check("alltoall_single", sync_op, use_calc_stream)
-    result = operations.alltoall_single(
+    result = exchange.alltoall_single(
         out_tensor, in_tensor, in_split_sizes, out_split_sizes, group, sync_op
     )
     return _task(result, sync_op)

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import jax
 
-from meshpar._jax import is_tracer
+from meshpar._jax import is_ready, is_tracer
 
 __all__ = ["Started", "Task"]
 
 
 class Started(Protocol):
-    """A call that runs in another thread."""
+    """A call that was started."""
 
     def result(self) -> Any:
         """Waits for its result, or raises its error."""
@@ -28,10 +28,16 @@ class Started(Protocol):
 class Task:
     """What `sync_op=False` and `mp.stream` give: a result that may still be on its way.
 
+    Between processes the call has been started when the task is there, behind all that this process
+    started before, steps of `jax.jit` and `mp.jit` among it; what is started later, and computes
+    with arrays, waits for it. The first call of its kind (operation, shape, dtype and group) waits
+    for the other ranks, which agree on it. In a process of several CPU devices each call waits for
+    the programs that were started before it.
+
     Args:
       value: the arrays, as the call would return them, where it has returned.
       sync: whether the call was made with `sync_op=True`.
-      started: the call, where it still runs: one between processes with `sync_op=False`.
+      started: the call, where it may still run: one between processes with `sync_op=False`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -69,8 +75,8 @@ class Task:
             return self.started.done()
         if self._is_traced():
             return True
-        arrays: list[Any] = [x for x in jax.tree.leaves(self.value) if isinstance(x, jax.Array)]
-        return all(x.is_ready() for x in arrays)  # which JAX's stubs do not show
+        arrays = [x for x in jax.tree.leaves(self.value) if isinstance(x, jax.Array)]
+        return all(map(is_ready, arrays))
 
     def is_sync(self) -> bool:
         """Whether the call was made with `sync_op=True`."""

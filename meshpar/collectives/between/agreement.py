@@ -12,6 +12,7 @@ from meshpar.collectives.between.channel import Channel, Moment
 from meshpar.collectives.between.faults import contradiction
 from meshpar.collectives.between.rendezvous import wait_for
 from meshpar.collectives.between.world import World
+from meshpar.errors import CollectiveTimeout
 
 __all__ = ["agree"]
 
@@ -28,7 +29,12 @@ def agree(world: World, channel: Channel, moment: Moment) -> None:
         return
     key = f"calls/{channel.key}/{moment.number}"
     store.put(f"{key}/{world.rank}", moment.text.encode())
-    said = wait_for(world, channel, moment, key, len(channel.ranks))
+    try:
+        said = wait_for(world, channel, moment, key, len(channel.ranks))
+    except CollectiveTimeout:
+        # Whoever comes later must not take it that this rank is there.
+        store.put(f"{key}/{world.rank}", b"has given the call up after its time limit")
+        raise
     store.read_by(key, len(channel.ranks))
     ranks_of: dict[str, list[int]] = {}
     for rank in channel.ranks:

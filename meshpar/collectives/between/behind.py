@@ -37,7 +37,7 @@ def publish(world: World) -> None:
     if world.store is None:
         return
     channels = [c for c in list(world.channels.values()) if c.moment.number]
-    moments = {c.key: (*c.moment[:3], c.failed) for c in channels}
+    moments = {c.key: (*c.moment[:2], c.state, c.failed) for c in channels}
     try:
         world.store.put(f"progress/{world.rank}", json.dumps(moments).encode())
     except jax.errors.JaxRuntimeError:

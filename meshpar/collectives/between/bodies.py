@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshpar.collectives.between.programs import AXIS
+from meshpar.collectives.between.program import AXIS
 from meshpar.collectives.reduce_op import ReduceOp
 from meshpar.placements.apply_steps import extreme
 
@@ -110,9 +110,9 @@ def exchanged_rows(x: jax.Array) -> jax.Array:
     return _as_bits(lambda bits: lax.all_to_all(bits, AXIS, 0, 0, tiled=True), x)
 
 
-def passed_on(x: jax.Array) -> jax.Array:
-    """At the second of two ranks, the block of the first."""
-    return _as_bits(lambda bits: lax.ppermute(bits, AXIS, [(0, 1)]), x)
+def passed_on(x: jax.Array, src: int) -> jax.Array:
+    """Of two ranks, at the one that is not at position `src` the block of the other."""
+    return _as_bits(lambda bits: lax.ppermute(bits, AXIS, [(src, 1 - src)]), x)
 
 
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}

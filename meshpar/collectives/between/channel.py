@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["Channel", "Moment", "State"]
+import jax
 
-State = Literal["running", "done"]
+from meshpar._jax import is_ready
+
+__all__ = ["Channel", "Moment", "Open"]
 
 
 class Moment(NamedTuple):
-    """Where a rank is in the calls of a channel.
+    """A call of a channel.
 
     Args:
-      number: which call it is, from 1.
+      number: which one it is, from 1.
       text: the call, `all_reduce(ReduceOp.SUM) of float32[4]`; equal on all ranks.
-      state: whether it runs still.
       since: `time.monotonic()` at its begin.
-      timed: whether the caller waits with a time limit, and so needs no watchdog.
+      until: `time.monotonic()` when the caller, which waits in this thread, gives up.
     """
 
     number: int
     text: str
-    state: State
-    since: float
-    timed: bool = False
+    since: float = 0.0
+    until: float | None = None
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.text}"
+
+
+@dataclass(eq=False, slots=True)
+class Open:
+    """A call that has not ended.
+
+    Args:
+      moment: which one.
+      timed: whether somebody waits for it with a time limit, and so it needs no watchdog.
+      result: the first of its arrays, once its program is started and nobody may be waiting.
+    """
+
+    moment: Moment
+    timed: bool = False
+    result: jax.Array | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -40,20 +56,52 @@ class Channel:
       ranks: the members, in the order of the group; of two, sender and receiver, if `pair`.
       pair: whether it carries messages from the first to the second.
       agreed: the calls that all members have agreed on.
-      moment: where this rank is.
+      moment: the last call that was begun here.
+      open: number -> call, of those that have not ended.
       failed: the number of the last call that has raised here.
     """
 
     ranks: tuple[int, ...]
     pair: bool = False
     agreed: set[str] = field(default_factory=set)
-    moment: Moment = field(default_factory=lambda: Moment(0, "", "done", 0.0))
+    moment: Moment = field(default_factory=lambda: Moment(0, ""))
+    open: dict[int, Open] = field(default_factory=dict)
     failed: int = 0
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
         name = f"{'to' if self.pair else 'group'}{self.ranks}"
         self.key = hashlib.sha256(name.encode()).hexdigest()[:16]
+
+    def begin(self, text: str, timeout: float | None, *, gives_up: bool) -> Open:
+        """The next call.
+
+        Args:
+          text: as of `Moment`.
+          timeout: seconds, where its caller waits with a limit.
+          gives_up: whether it stops waiting in this thread when they are over.
+        """
+        now = time.monotonic()
+        until = now + timeout if gives_up and timeout is not None else None
+        self.moment = Moment(self.moment.number + 1, text, now, until)
+        call = Open(self.moment, timeout is not None)
+        self.open[self.moment.number] = call
+        return call
+
+    def end(self, call: Open) -> None:
+        """Notes that a call has ended."""
+        self.open.pop(call.moment.number, None)
+
+    def settle(self) -> None:
+        """Ends the calls whose result is there, though nobody has asked for it."""
+        for call in list(self.open.values()):
+            if call.result is not None and is_ready(call.result):
+                self.end(call)
+
+    @property
+    def state(self) -> str:
+        """Whether the last call still runs."""
+        return "running" if self.moment.number in self.open else "done"
 
     def __str__(self) -> str:
         if self.pair:

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshpar.collectives.between import bodies
 from meshpar.collectives.between.engine import Action, perform
+from meshpar.collectives.between.terms import Terms
 from meshpar.collectives.between.world import here
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group
@@ -17,9 +18,9 @@ from meshpar.mesh import Group
 __all__ = ["alltoall", "alltoall_single"]
 
 
-def alltoall(xs: Sequence[jax.Array], group: Group, timeout: float | None) -> list[jax.Array]:
+def alltoall(xs: Sequence[jax.Array], group: Group, terms: Terms) -> list[jax.Array]:
     """From each rank its item for this one."""
-    return perform(Action("alltoall()", bodies.exchanged), list(xs), group.ranks, timeout)
+    return perform(Action("alltoall()", bodies.exchanged), list(xs), group.ranks, terms)
 
 
 def alltoall_single(
@@ -27,7 +28,7 @@ def alltoall_single(
     in_sizes: Sequence[int] | None,
     out_sizes: Sequence[int] | None,
     group: Group,
-    timeout: float | None,
+    terms: Terms,
 ) -> jax.Array:
     """From each rank its rows for this one, joined in the group's order.
 
@@ -40,8 +41,8 @@ def alltoall_single(
     """
     if in_sizes is None or out_sizes is None:
         action = Action("alltoall_single()", bodies.exchanged_rows)
-        return perform(action, x, group.ranks, timeout)
-    sends, expects = _tables(in_sizes, out_sizes, group, timeout)
+        return perform(action, x, group.ranks, terms)
+    sends, expects = _tables(in_sizes, out_sizes, group, terms)
     _check_tables(sends, expects, group)
     most = int(sends.max())
     mine = sends[:, group.ranks.index(here().rank)]
@@ -50,18 +51,18 @@ def alltoall_single(
     part = 1 << (most - 1).bit_length()
     padded = _taken(x, _padded_rows(in_sizes, part))
     action = Action("alltoall_single(sizes)", bodies.exchanged_rows)
-    moved = perform(action, padded, group.ranks, timeout)
+    moved = perform(action, padded, group.ranks, terms)
     kept = np.concatenate([np.arange(n) + i * part for i, n in enumerate(mine)])
     return _taken(moved, kept)
 
 
 def _tables(
-    in_sizes: Sequence[int], out_sizes: Sequence[int], group: Group, timeout: float | None
+    in_sizes: Sequence[int], out_sizes: Sequence[int], group: Group, terms: Terms
 ) -> tuple[np.ndarray, np.ndarray]:
     """Who sends how many rows to whom, and who expects how many from whom: [sender, receiver]."""
     own = np.array([in_sizes, out_sizes], dtype=np.int32)
     action = Action("alltoall_single(sizes)", bodies.gathered)
-    found = np.stack(perform(action, own, group.ranks, timeout))
+    found = np.stack(perform(action, own, group.ranks, terms))
     return found[:, 0], found[:, 1].T
 
 

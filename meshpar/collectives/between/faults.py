@@ -9,7 +9,7 @@ from meshpar.collectives.between.channel import Channel, Moment
 from meshpar.collectives.between.world import World
 from meshpar.errors import CollectiveError, CollectiveTimeout, PeerError
 
-__all__ = ["contradiction", "expired", "gone", "lost"]
+__all__ = ["contradiction", "expired", "gone", "gone_long", "lost"]
 
 _LOOK_EVERY = 0.02
 
@@ -59,3 +59,9 @@ def contradiction(channel: Channel, moment: Moment, facts: tuple[str, ...]) -> C
         because="a collective takes the same operation, shape and dtype on each of its ranks, and "
         "all of them make their calls in the same order",
     )
+
+
+def gone_long(world: World, channel: Channel) -> bool:
+    """Whether a member went so long ago that XLA would have raised if it could."""
+    times = [departure.at for departure in world.gone(channel)]
+    return bool(times) and time.monotonic() - min(times) > world.patience.grace

@@ -17,6 +17,7 @@ from meshpar.collectives.between import messages, movement
 from meshpar.collectives.between.channel import Channel, Moment
 from meshpar.collectives.between.engine import in_turn
 from meshpar.collectives.between.rendezvous import wait_for
+from meshpar.collectives.between.terms import Terms
 from meshpar.collectives.between.world import World, here
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group
@@ -33,7 +34,7 @@ __all__ = [
 _SMALL = 200_000  # bytes; the store takes five times as long as arrays for 50 MB
 
 
-def all_gather_object(obj: Any, group: Group, timeout: float | None) -> list[Any]:
+def all_gather_object(obj: Any, group: Group, terms: Terms) -> list[Any]:
     """The objects of all ranks, in the group's order."""
     data = pickle.dumps(obj)
     if group.nranks == 1:
@@ -47,35 +48,33 @@ def all_gather_object(obj: Any, group: Group, timeout: float | None) -> list[Any
         world.store.read_by(key, group.nranks)
         return letters
 
-    letters = in_turn("all_gather_object()", exchange, group.ranks, timeout)
+    letters = in_turn("all_gather_object()", exchange, group.ranks, terms)
     most = max(_announced(letter) for letter in letters.values())
-    arrays = movement.all_gather(_padded(data, most), group, timeout) if most else ()
+    arrays = movement.all_gather(_padded(data, most), group, terms) if most else ()
     return [
         _opened(letters[str(rank)], arrays[i] if most else None)
         for i, rank in enumerate(group.ranks)
     ]
 
 
-def gather_object(obj: Any, dst: int, group: Group, timeout: float | None) -> list[Any]:
+def gather_object(obj: Any, dst: int, group: Group, terms: Terms) -> list[Any]:
     """The objects of all ranks on `dst`; an empty list elsewhere."""
-    found = all_gather_object(obj, group, timeout)
+    found = all_gather_object(obj, group, terms)
     return found if here().rank == dst else []
 
 
 def broadcast_object_list(
-    objects: Sequence[Any], src: int, group: Group, timeout: float | None
+    objects: Sequence[Any], src: int, group: Group, terms: Terms
 ) -> list[Any]:
     """The objects of `src`, which has as many as the other ranks.
 
     Raises:
       CollectiveError: this rank has another number of them.
     """
-    return _from_one(f"broadcast_object_list(src={src})", objects, src, group, timeout)
+    return _from_one(f"broadcast_object_list(src={src})", objects, src, group, terms)
 
 
-def scatter_object_list(
-    objects: Sequence[Any] | None, src: int, group: Group, timeout: float | None
-) -> Any:
+def scatter_object_list(objects: Sequence[Any] | None, src: int, group: Group, terms: Terms) -> Any:
     """This rank's item of the list of `src`."""
     rank = here().rank
     data = [pickle.dumps(item) for item in objects or ()] if rank == src else []
@@ -98,28 +97,28 @@ def scatter_object_list(
         world.store.read_by(key, group.nranks - 1)
         return found["letter"], int(found["most"])
 
-    letter, most = in_turn(f"scatter_object_list(src={src})", exchange, group.ranks, timeout)
+    letter, most = in_turn(f"scatter_object_list(src={src})", exchange, group.ranks, terms)
     if not most:
         return _opened(letter, None)
     arrays = [_padded(item, most) for item in data] or None
-    array = movement.scatter(arrays, src, group, timeout, like=_padded(b"", most))
+    array = movement.scatter(arrays, src, group, terms, like=_padded(b"", most))
     return _opened(letter, array)
 
 
-def send_object_list(objects: Sequence[Any], dst: int, group: Group, timeout: float | None) -> None:
+def send_object_list(objects: Sequence[Any], dst: int, group: Group, terms: Terms) -> None:
     """Gives objects to `dst`."""
     pair = Group((here().rank, dst))
-    _from_one("objects()", objects, here().rank, pair, timeout, pair=True)
+    _from_one("objects()", objects, here().rank, pair, terms, pair=True)
 
 
-def recv_object_list(count: int, src: int, group: Group, timeout: float | None) -> list[Any]:
+def recv_object_list(count: int, src: int, group: Group, terms: Terms) -> list[Any]:
     """The objects that `src` sends, as many as are expected.
 
     Raises:
       CollectiveError: it sends another number of them.
     """
     pair = Group((src, here().rank))
-    return _from_one("objects()", [None] * count, src, pair, timeout, pair=True)
+    return _from_one("objects()", [None] * count, src, pair, terms, pair=True)
 
 
 def _from_one(
@@ -127,7 +126,7 @@ def _from_one(
     objects: Sequence[Any],
     src: int,
     group: Group,
-    timeout: float | None,
+    terms: Terms,
     *,
     pair: bool = False,
 ) -> list[Any]:
@@ -146,15 +145,15 @@ def _from_one(
         world.store.read_by(key, group.nranks - 1)
         return letter
 
-    letter = in_turn(name, exchange, group.ranks, timeout, pair=pair)
+    letter = in_turn(name, exchange, group.ranks, terms, pair=pair)
     most = _announced(letter)
     array = None
     if most and pair and is_source:
-        messages.send(_padded(data, most), group.ranks[1], group, timeout)
+        messages.send(_padded(data, most), group.ranks[1], group, terms)
     elif most and pair:
-        array = messages.recv(_padded(b"", most), src, group, timeout)
+        array = messages.recv(_padded(b"", most), src, group, terms)
     elif most:
-        array = movement.broadcast(_padded(data, most), src, group, timeout)
+        array = movement.broadcast(_padded(data, most), src, group, terms)
     if is_source:
         return list(objects)
     found = _opened(letter, array)

@@ -6,7 +6,7 @@ import time
 
 from meshpar.collectives.between.behind import publish, who_is_behind
 from meshpar.collectives.between.channel import Channel, Moment
-from meshpar.collectives.between.faults import contradiction, gone
+from meshpar.collectives.between.faults import contradiction, expired, gone
 from meshpar.collectives.between.world import World
 
 __all__ = ["wait_for"]
@@ -22,6 +22,7 @@ def wait_for(
 
     Raises:
       CollectiveError: they cannot come: a rank of the channel is gone, or in another call.
+      CollectiveTimeout: it is later than the moment's `until`.
     """
     assert world.store is not None, "a job of several ranks has a store"
     sleep, asked = 0.0005, time.monotonic()
@@ -31,8 +32,12 @@ def wait_for(
             return values
         if world.gone(channel):
             raise gone(world, channel, moment)
-        if time.monotonic() - asked > _ASK_AFTER:
-            asked = time.monotonic()
+        now = time.monotonic()
+        if moment.until is not None and now > moment.until:
+            publish(world)
+            raise expired(world, channel, moment, moment.until - moment.since)
+        if now - asked > _ASK_AFTER:
+            asked = now
             publish(world)
             waiting = who_is_behind(world, channel, moment)
             # A rank that is in this very call found it known already, so it is another one there.

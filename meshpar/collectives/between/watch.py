@@ -40,14 +40,16 @@ class Watch:
     def _run(self) -> None:
         while not self._over.wait(self._world.patience.tick):
             channels = list(self._world.channels.values())
-            now = tuple(channel.moment for channel in channels)
+            for channel in channels:
+                channel.settle()
+            now = tuple((channel.moment, channel.state) for channel in channels)
             if now != self._told:
                 publish(self._world)
                 self._told = now
             for channel in channels:
-                moment = channel.moment
-                if moment.state == "running" and not moment.timed:
-                    self._look_at(channel, moment)
+                first = next(iter(list(channel.open.values())), None)
+                if first is not None and not first.timed:
+                    self._look_at(channel, first.moment)
 
     def _look_at(self, channel: Channel, moment: Moment) -> None:
         waited = time.monotonic() - moment.since
@@ -64,7 +66,7 @@ class Watch:
         later = 2 * waited if waited > patience.report else min(2 * waited, patience.report)
         self._due[channel.key] = (moment.number, later)
         waiting = who_is_behind(self._world, channel, moment)
-        if channel.moment is not moment or self._over.is_set():
+        if moment.number not in channel.open or self._over.is_set():
             return  # it has ended meanwhile
         line = f"it has waited {waited:.0f} s in {moment} of {channel}: {waiting}"
         hopeless = waiting.hopeless and (lost or not gone)

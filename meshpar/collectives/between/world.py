@@ -10,6 +10,7 @@ import jax
 
 from meshpar.collectives.between.channel import Channel
 from meshpar.collectives.between.lane import Lane
+from meshpar.collectives.between.order import Order
 from meshpar.collectives.between.peers import Peers
 from meshpar.collectives.between.store import Store
 from meshpar.collectives.environment import Patience, Place
@@ -40,6 +41,8 @@ class World:
         for device in jax.devices():
             first.setdefault(device.process_index, device)
         self.devices = [first[rank] for rank in range(place.size)]
+        self.order = Order(self.device)
+        self.has_lanes = self.device.platform == "cpu"
 
     @property
     def rank(self) -> int:
@@ -60,12 +63,11 @@ class World:
         return found
 
     def lane(self, channel: Channel) -> Lane:
-        """Where a channel's calls run: messages of each pair by themselves, the others in turn."""
-        key = channel.ranks if channel.pair else ()
-        found = self.lanes.get(key)
+        """Where the messages of a pair run."""
+        found = self.lanes.get(channel.ranks)
         if found is None:
             with self.lock:
-                found = self.lanes.setdefault(key, Lane(f"meshpar {channel if key else 'calls'}"))
+                found = self.lanes.setdefault(channel.ranks, Lane(f"meshpar {channel}"))
         return found
 
     def gone(self, channel: Channel) -> list[Any]:

@@ -1,0 +1,72 @@
+"""The begin and the end of a call, and what is checked between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from meshpar.collectives.between.agreement import agree
+from meshpar.collectives.between.channel import Channel, Moment, Open
+from meshpar.collectives.between.faults import gone, lost
+from meshpar.collectives.between.world import World
+from meshpar.errors import CollectiveError
+
+__all__ = ["agreed", "begun", "check_member"]
+
+
+def check_member(world: World, ranks: tuple[int, ...]) -> None:
+    """Checks that this rank is one of some.
+
+    Raises:
+      CollectiveError: it is not.
+    """
+    if world.rank not in ranks:
+        raise CollectiveError(
+            f"rank {world.rank} is outside the group.",
+            because=f"its ranks are {', '.join(map(str, ranks))}",
+            instead="if mp.get_rank(group) >= 0: ...",
+        )
+
+
+def agreed(world: World, channel: Channel, moment: Moment) -> None:
+    """Sees to it that all ranks make this call, and are there.
+
+    Raises:
+      CollectiveError: they do not, or are not.
+    """
+    if world.gone(channel):
+        raise gone(world, channel, moment)
+    if moment.text not in channel.agreed:
+        agree(world, channel, moment)
+        channel.agreed.add(moment.text)
+
+
+@contextlib.contextmanager
+def begun(
+    world: World, channel: Channel, text: str, timeout: float | None, *, gives_up: bool = True
+) -> Iterator[Open]:
+    """The next call of a channel, which ends here unless it gets a `result`.
+
+    Args:
+      text, timeout, gives_up: as of `Channel.begin`.
+
+    Raises:
+      PeerError: what XLA raises where a peer has gone.
+    """
+    call = channel.begin(text, timeout, gives_up=gives_up)
+    try:
+        yield call
+    except CollectiveError:
+        channel.failed = call.moment.number
+        raise
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        channel.failed = call.moment.number
+        if len(channel.ranks) == 1:
+            raise
+        # XLA's collectives and the key-value store break off where a peer has gone.
+        raise lost(world, channel, call.moment, error) from None
+    finally:
+        if call.result is None:
+            channel.end(call)
