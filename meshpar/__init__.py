@@ -12,17 +12,22 @@ _HOME = {
     name: module
     for module, names in {
         "meshpar.collectives.exchange": "alltoall alltoall_single",
+        "meshpar.collectives.gloo": "gloo_barrier gloo_init_parallel_env gloo_release",
         "meshpar.collectives.gradients": "grad local value_and_grad",
         "meshpar.collectives.groups": (
             "destroy_process_group get_backend get_group is_available new_group"
         ),
         "meshpar.collectives.movement": "all_gather broadcast gather scatter",
+        "meshpar.collectives.not_here": (
+            "create_nccl_config restart_process_group shutdown_process_group split"
+        ),
         "meshpar.collectives.objects": (
             "all_gather_object broadcast_object_list recv_object_list scatter_object_list "
             "send_object_list"
         ),
         "meshpar.collectives.p2p_op": "P2POp",
         "meshpar.collectives.parallel_env": "ParallelEnv",
+        "meshpar.collectives.parallel_mode": "ParallelMode",
         "meshpar.collectives.point_to_point": "batch_isend_irecv irecv isend recv send",
         "meshpar.collectives.processes": "is_initialized",
         "meshpar.collectives.ranks": "get_rank get_world_size",
@@ -58,6 +63,7 @@ _HOME = {
         "meshpar.training.batch": "ReplicatedBatchWarning",
         "meshpar.training.checkpoint": "checkpoint_contents load_state_dict save_state_dict",
         "meshpar.training.create": "create_sharded",
+        "meshpar.training.data_parallel": "DataParallel",
         "meshpar.training.dataloader": "ShardDataloader shard_dataloader",
         "meshpar.training.dist_model": "DistModel",
         "meshpar.training.layers": "shard_by_rules shard_layer",

@@ -7,6 +7,9 @@ from meshpar import schedules as schedules
 from meshpar.collectives import stream as stream
 from meshpar.collectives.exchange import alltoall as alltoall
 from meshpar.collectives.exchange import alltoall_single as alltoall_single
+from meshpar.collectives.gloo import gloo_barrier as gloo_barrier
+from meshpar.collectives.gloo import gloo_init_parallel_env as gloo_init_parallel_env
+from meshpar.collectives.gloo import gloo_release as gloo_release
 from meshpar.collectives.gradients import grad as grad
 from meshpar.collectives.gradients import local as local
 from meshpar.collectives.gradients import value_and_grad as value_and_grad
@@ -19,6 +22,10 @@ from meshpar.collectives.movement import all_gather as all_gather
 from meshpar.collectives.movement import broadcast as broadcast
 from meshpar.collectives.movement import gather as gather
 from meshpar.collectives.movement import scatter as scatter
+from meshpar.collectives.not_here import create_nccl_config as create_nccl_config
+from meshpar.collectives.not_here import restart_process_group as restart_process_group
+from meshpar.collectives.not_here import shutdown_process_group as shutdown_process_group
+from meshpar.collectives.not_here import split as split
 from meshpar.collectives.objects import all_gather_object as all_gather_object
 from meshpar.collectives.objects import broadcast_object_list as broadcast_object_list
 from meshpar.collectives.objects import recv_object_list as recv_object_list
@@ -26,6 +33,7 @@ from meshpar.collectives.objects import scatter_object_list as scatter_object_li
 from meshpar.collectives.objects import send_object_list as send_object_list
 from meshpar.collectives.p2p_op import P2POp as P2POp
 from meshpar.collectives.parallel_env import ParallelEnv as ParallelEnv
+from meshpar.collectives.parallel_mode import ParallelMode as ParallelMode
 from meshpar.collectives.point_to_point import batch_isend_irecv as batch_isend_irecv
 from meshpar.collectives.point_to_point import irecv as irecv
 from meshpar.collectives.point_to_point import isend as isend
@@ -92,6 +100,7 @@ from meshpar.training.checkpoint import checkpoint_contents as checkpoint_conten
 from meshpar.training.checkpoint import load_state_dict as load_state_dict
 from meshpar.training.checkpoint import save_state_dict as save_state_dict
 from meshpar.training.create import create_sharded as create_sharded
+from meshpar.training.data_parallel import DataParallel as DataParallel
 from meshpar.training.dataloader import ShardDataloader as ShardDataloader
 from meshpar.training.dataloader import shard_dataloader as shard_dataloader
 from meshpar.training.dist_model import DistModel as DistModel

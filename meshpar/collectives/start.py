@@ -24,7 +24,7 @@ from meshpar.collectives.environment import Patience, Place, patience, place, se
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group
 
-__all__ = ["init_parallel_env", "leave"]
+__all__ = ["init_parallel_env", "join", "leave"]
 
 
 class _Job:
@@ -76,12 +76,28 @@ def init_parallel_env(
     world = joined()
     if world is not None:
         return Group(tuple(range(world.place.size)), id=0)
+    return join(None, timeout)
+
+
+def join(where: Place | None, timeout: float | timedelta | None = None) -> Group:
+    """Joins a job.
+
+    Args:
+      where: who this process is; the environment says it where left out.
+      timeout: as of `init_parallel_env`.
+
+    Returns:
+      The world.
+    """
     wait = patience()
     if timeout is not None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         wait = Patience(seconds, wait.collective, wait.report, wait.grace, wait.tick)
     _job.starts += 1
-    where, lines = _adopted(wait) if jax.distributed.is_initialized() else _met(place(), wait)
+    if where is None and jax.distributed.is_initialized():
+        where, lines = _adopted(wait)
+    else:
+        where, lines = _met(where or place(), wait)
     if where.size == 1:
         enter_world(World(where, wait, None, None))
         return Group((0,), id=0)

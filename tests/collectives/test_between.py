@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.collectives.jobs import run_ranks
+
 SCRIPT = """
 import jax
 jax.config.update("jax_enable_x64", {wide})
@@ -95,3 +97,40 @@ def test_a_job_that_jax_distributed_has_started_is_joined(launched):
     ).ok()
     assert [given["total"] for given in run.results] == [3, 3, 3]
     assert run.results[0]["ranks"] == (0, 1, 2)
+
+
+def test_the_gloo_functions_join_and_leave_a_job(tmp_path):
+    """Whatever the environment says."""
+    script = """
+import os
+import numpy as np
+import meshpar as mp
+from tests.processes.ranks import give
+rank, master = int(os.environ["PADDLE_TRAINER_ID"]), os.environ["PADDLE_MASTER"]
+for name in [name for name in os.environ if name.startswith("PADDLE")]:
+    if name != "PADDLE_TRAINER_ID":
+        del os.environ[name]
+errors = []
+def raises(call):
+    try:
+        call()
+    except mp.CollectiveError as error:
+        errors.append(str(error))
+mp.gloo_release()
+raises(mp.gloo_barrier)
+raises(lambda: mp.gloo_init_parallel_env(rank, 1, master))
+mp.gloo_init_parallel_env(rank, 2, master)
+mp.gloo_barrier()
+raises(lambda: mp.gloo_init_parallel_env(rank, 2, master))
+total = float(mp.all_reduce(np.float32(1 + mp.get_rank())))
+mp.gloo_release()
+give(total=total, errors=errors, left=not mp.is_initialized())
+"""
+    ranks = run_ranks(tmp_path, script, 2)
+    for rank in ranks.values():
+        given = rank.given
+        assert given, rank.output
+        assert given["total"] == 3 and given["left"]
+        first, second, third = given["errors"]
+        assert "mp.init_parallel_env()" in first and "two processes or more" in second
+        assert "mp.gloo_release() first" in third
