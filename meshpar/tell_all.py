@@ -1,7 +1,6 @@
 """Small values that processes tell each other, such as shapes, before they compute together.
 
-They go through the key-value store of `jax.distributed`, and so do not wait for what the devices
-are doing.
+They go through the key-value store, and so need no `init_parallel_env` and no collective.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import jax
 
-from meshpar._jax import key_value_client
+from meshpar.store import Store
 
 __all__ = ["Json", "tell_all"]
 
@@ -46,28 +45,23 @@ def tell_all(topic: str, value: Json, processes: Sequence[int] | None = None) ->
       [[3, 4]]
     """
     me, members = jax.process_index(), processes or range(jax.process_count())
-    client = key_value_client()
-    if len(members) == 1 or client is None:
+    store = Store.of_this_process("meshpar/told")
+    if len(members) == 1 or store is None:
         return [json.loads(json.dumps(value))]
-    name = f"meshpar/{topic}/{'-'.join(map(str, members))}"
+    name = f"{topic}/{'-'.join(map(str, members))}"
     turn = _turns[name]
     _turns[name] += 1
-    client.key_value_set(f"{name}/{turn}/{me}", json.dumps(value))
-    texts = _collected(client, f"{name}/{turn}/", members, topic)
+    store.put(f"{name}/{turn}/{me}", json.dumps(value).encode())
+    texts = _collected(store, f"{name}/{turn}", members, topic)
     if turn:  # whoever has come to this turn has read the last one
-        client.key_value_delete(f"{name}/{turn - 1}/{me}")
+        store.delete(f"{name}/{turn - 1}/{me}")
     return [json.loads(texts[p]) for p in members]
 
 
-def _collected(
-    client: Any,  # of a type that jaxlib does not export
-    folder: str,
-    members: Sequence[int],
-    topic: str,
-) -> dict[int, str]:
+def _collected(store: Store, folder: str, members: Sequence[int], topic: str) -> dict[int, bytes]:
     began, spoken = time.monotonic(), False
     while True:
-        found = {int(key.rpartition("/")[2]): v for key, v in client.key_value_dir_get(folder)}
+        found = {int(process): text for process, text in store.under(folder).items()}
         missing = [p for p in members if p not in found]
         if not missing:
             return found
@@ -84,8 +78,4 @@ def _collected(
                 file=sys.stderr,
                 flush=True,
             )
-        try:
-            client.blocking_key_value_get(f"{folder}{missing[0]}", 1000)
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):  # the service has gone
-                raise
+        store.wait(f"{folder}/{missing[0]}", 1)

@@ -17,12 +17,12 @@ from jax.extend.backend import clear_backends
 from meshpar._jax import backend_is_up, coordinator_address
 from meshpar.collectives.between.meeting import Line, loopback, meet
 from meshpar.collectives.between.peers import Peers
-from meshpar.collectives.between.store import Store
 from meshpar.collectives.between.watch import Watch
 from meshpar.collectives.between.world import World, enter_world, joined
 from meshpar.collectives.environment import Patience, Place, patience, place, set_place
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group
+from meshpar.store import Store
 
 __all__ = ["init_parallel_env", "join", "leave"]
 
@@ -102,9 +102,7 @@ def join(where: Place | None, timeout: float | timedelta | None = None) -> Group
         enter_world(World(where, wait, None, None))
         return Group((0,), id=0)
     set_place(where)
-    world = World(
-        where, wait, Peers(where.rank, lines), Store.of_this_process(f"meshpar/{_job.starts}")
-    )
+    world = World(where, wait, Peers(where.rank, lines), _store())
     enter_world(world)
     _job.watch = Watch(world)
     _take_exits()
@@ -170,7 +168,7 @@ def _adopted(wait: Patience) -> tuple[Place, dict[int, Line]]:
     if size == 1 or master is None:
         return Place(by="jax.distributed"), {}
     where = Place(rank, size, master, by="jax.distributed")
-    store = Store.of_this_process(f"meshpar/{_job.starts}")
+    store = _store()
     host = master.rpartition(":")[0]
     if rank == 0:
         with socket.create_server(("", 0)) as free:
@@ -184,6 +182,12 @@ def _adopted(wait: Patience) -> tuple[Place, dict[int, Line]]:
             )
         time.sleep(0.05)
     return where, meet(found["address"].decode(), rank, size, wait.meet)
+
+
+def _store() -> Store:
+    store = Store.of_this_process(f"meshpar/{_job.starts}")
+    assert store is not None, "jax.distributed runs"
+    return store
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from meshpar.collectives.between.channel import Channel
 from meshpar.collectives.between.lane import Lane
 from meshpar.collectives.between.order import Order
 from meshpar.collectives.between.peers import Peers
-from meshpar.collectives.between.store import Store
 from meshpar.collectives.environment import Patience, Place
 from meshpar.errors import CollectiveError
+from meshpar.store import Store
 
 __all__ = ["World", "enter_world", "here", "joined"]
 

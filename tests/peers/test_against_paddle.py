@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PEER = pathlib.Path(os.environ.get("MESHPAR_PEER_PYTHON", ROOT / ".venv/peer/bin/python"))
+PEER = pathlib.Path(os.environ.get("MESHPAR_PEER_PYTHON", ROOT / ".venv/peers/paddle/bin/python"))
 
 pytestmark = pytest.mark.skipif(not PEER.exists(), reason="PaddlePaddle is not there: make peer")
 
