@@ -31,8 +31,9 @@ COVERING = [
     ("VPP", "pp2", 1, "llama", 5, True),
     ("auto", "pp4 dp2 zero1", 8, "llama", 5, True),
 ]
-ALL = [
-    (name, mesh, M, model, 16 if mesh == "pp8" else 8, scanned)
+TWOFOLD = ("VPP", "InterleavedZB", "ZBVPP", "DualPipeV")  # two stages on a rank
+ALL = [  # one layer in a stage, which compiles quickest
+    (name, mesh, M, model, MESHES[mesh]["pp"] * (1 + (name in TWOFOLD)), scanned)
     for name, mesh, M, model, scanned in itertools.product(
         (*schedules.NAMES, "auto"), MESHES, (1, 3, 4, 8), ("llama", "gpt2"), (False, True)
     )
@@ -112,7 +113,7 @@ def piped(model, axes, loss=masked, zero=0, partitioner="meshpar", **options):
 def check(name, mesh, M, model, layers, scanned):
     options = {"schedule_mode": name, "accumulate_steps": M}
     partitioner = "xla" if mesh == "pp2" else "meshpar"
-    if name in ("VPP", "InterleavedZB", "ZBVPP", "DualPipeV"):
+    if name in TWOFOLD:
         options["vpp_degree"] = 2
     dm = piped(
         build(model, layers, scanned),
