@@ -207,18 +207,21 @@ def pipelined(
     share = None
     if pipeline.stages is not None:
         share = partial(shared_out, pipeline.stages, names, table)
-    step = BatchPipeline(
-        program,
-        Groups(_even(slots), counts[1], placed.layouts),
-        results,
-        table,
-        placed.mesh,
-        pipeline.axis,
-        tuple(dict.fromkeys(a for s in placed.leaves if s.shape for a in s.layout.dims[0])),
-        train=train,
-        share=share,
-        recompute=pipeline.recompute,
-    )
+    try:
+        step = BatchPipeline(
+            program,
+            Groups(_even(slots), counts[1], placed.layouts),
+            results,
+            table,
+            placed.mesh,
+            pipeline.axis,
+            tuple(dict.fromkeys(a for s in placed.leaves if s.shape for a in s.layout.dims[0])),
+            train=train,
+            share=share,
+            recompute=pipeline.recompute,
+        )
+    except MeshparError as error:
+        raise error.within("Strategy.pipeline") from None
     made, state, gradients = step(*leaves)
     if train and results == 2:  # the gradients are those of the sum
         gradients = [(g / made[1]).astype(g.dtype) for g in gradients]

@@ -60,10 +60,10 @@ def shared_out(
         layers = find_layers(program, params, batch, 1)
         known = NamedLayers.of(layers, program, named)
         return layers, _counts(stages, known, schedule)
-    except LayerError as error:
+    except LayerError:
         layers = _in_two(stages, program, params, batch, named, schedule)
         if layers is None:
-            raise error.within("Strategy.pipeline") from None
+            raise
         return layers, (0, 0)
 
 

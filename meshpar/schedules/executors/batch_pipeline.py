@@ -13,7 +13,7 @@ from jax import lax
 from meshpar.compiler.program import Program
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.layout import Layout
-from meshpar.schedules.executors.cut_model import CutModel, Piece, cut_model
+from meshpar.schedules.executors.cut_model import CutModel, Piece, check_state, cut_model
 from meshpar.schedules.executors.evaluate import run_program
 from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.layer_order import LayerOrder, even_counts
@@ -79,6 +79,7 @@ class BatchPipeline:
         count = len(groups.params)
         params = program.inputs[:count]
         batch = program.inputs[count + groups.rest :]
+        check_state(program, params, batch, results)
         if share is None:
             stages = schedule.P * schedule.V
             layers = find_layers(program, params, batch, stages)

@@ -10,7 +10,7 @@ from meshpar.schedules.executors.evaluate import depending_on, values_of
 from meshpar.schedules.executors.layers import LayerError, Layers
 from meshpar.schedules.executors.split import split
 
-__all__ = ["CutModel", "Piece", "cut_model"]
+__all__ = ["CutModel", "Piece", "check_state", "cut_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,11 @@ def cut_model(
       params: its inputs that are trained.
       batch: its inputs that are the batch.
       layers: its layers.
-      results: how many of its outputs are results; the others must not depend on activations.
+      results: how many of its outputs are results; see `check_state` for the others.
 
     Raises:
       LayerError: what comes after the layers uses more than their output, or layers take what
         others make from parameters.
-      NotImplementedError: other state depends on activations.
     """
     sizes = {program.avals[v].shape[0] for v in batch if program.avals[v].ndim}
     of_batch = depending_on(program, batch)
@@ -84,7 +83,6 @@ def cut_model(
     }
     # What the batch alone decides and has no rows of its own, such as a count, is computed whole.
     counted = {v for v in of_batch - of_params if v not in batched}
-    _check_state(program, results, of_batch & of_params)
     before = _piece(program, (layers.x,), counted, params, None)
     after = _piece(program, program.outputs[:results], counted, params, layers)
     given = dict.fromkeys((*before.given, *after.given, *layers.shared))
@@ -138,7 +136,15 @@ def _piece(
     return Piece(piece, own, given)
 
 
-def _check_state(program: Program, results: int, active: set[int]) -> None:
+def check_state(
+    program: Program, params: Collection[int], batch: Collection[int], results: int
+) -> None:
+    """Refuses a model whose other state depends on activations; arguments as of `cut_model`.
+
+    Raises:
+      NotImplementedError: it does.
+    """
+    active = depending_on(program, params) & depending_on(program, batch)
     for ref in program.outputs[results:]:
         if not isinstance(ref, Constant) and ref in active:
             raise NotImplementedError(

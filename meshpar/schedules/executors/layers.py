@@ -6,8 +6,8 @@ layers are the turns of a loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -78,7 +78,9 @@ def find_layers(
             f"there are fewer layers than stages: {many} for {least} stages.",
             because="a stage is one or more of a run of layers of the same form, each of which "
             "passes one array on to the next",
-            instead="fewer ranks or a smaller vpp_degree, or more layers",
+            instead=f'{least} layers, or ProcessMesh(range({found.count}), ["pp"])'
+            if found
+            else "layers that are calls of one module class on one array, x = layer(x)",
         )
     return found
 
@@ -149,10 +151,35 @@ def _unrolled(program: Program, known: _Known, batch: Collection[int]) -> Layers
     own = tuple(
         tuple(v for v, same in zip(layer.own, alike, strict=True) if not same) for layer in layers
     )
+    nodes, numbers = _with_numbers(program, [layer.nodes for layer in layers])
+    own = tuple((*mine, *more) for mine, more in zip(own, numbers, strict=True))
     inputs = (first.x, *own[0], *shared)
-    body = Program(program.avals, inputs, program.constants, first.nodes, (first.out,))
+    body = Program(program.avals, inputs, program.constants, nodes, (first.out,))
     last = layers[-1]
     return Layers(body, first.x, last.out, own, shared, len(layers), last.end - 1)
+
+
+def _with_numbers(
+    program: Program, layers: Sequence[Sequence[Node]]
+) -> tuple[list[Node], list[tuple[int, ...]]]:
+    """The first layer's operations, and the numbers in which the layers differ, as own values.
+
+    Random keys are folded with numbers made of the names of modules (flax linen).
+    """
+    nodes, own = [], [list[int]() for _ in layers]
+    for alike in zip(*layers, strict=True):
+        ins = list(alike[0].ins)
+        for k, refs in enumerate(zip(*(node.ins for node in alike), strict=True)):
+            constants = [ref for ref in refs if isinstance(ref, Constant)]
+            if len({_constant(ref.value) for ref in constants}) < 2:
+                continue
+            new = [program.new(ref.aval) for ref in constants]
+            program.constants.update(zip(new, (ref.value for ref in constants), strict=True))
+            ins[k] = new[0]
+            for mine, value in zip(own, new, strict=True):
+                mine.append(value)
+        nodes.append(replace(alike[0], ins=tuple(ins)))
+    return nodes, [tuple(mine) for mine in own]
 
 
 def _longest_run(
@@ -246,14 +273,24 @@ class _Piece:
         numbers |= {v: _constant(constants[v]) for v in outside if v in constants}
         form: list[Hashable] = []
         for node in self.nodes:
-            form.append(_form(node, numbers))
+            form.append(_form(node, numbers, number=_number))
             numbers |= {value: ("made", len(numbers), k) for k, value in enumerate(node.outs)}
         self.form = (tuple(form), numbers[self.out])
 
 
-def _form(node: Node, numbers: dict[int, Hashable]) -> Hashable:
+def _number(value: Any) -> Hashable:
+    """A constant, of which layers may have different ones if it is one integer."""
+    array = np.asarray(value)
+    whole = array.ndim == 0 and array.dtype.kind in "iu"
+    return ("number", str(array.dtype)) if whole else _constant(value)
+
+
+def _form(
+    node: Node, numbers: dict[int, Hashable], number: Callable[[Any], Hashable] | None = None
+) -> Hashable:
+    constant = number or _constant
     ins = tuple(
-        _constant(ref.value) if isinstance(ref, Constant) else numbers[ref] for ref in node.ins
+        constant(ref.value) if isinstance(ref, Constant) else numbers[ref] for ref in node.ins
     )
     outs = tuple((var.aval.shape, str(var.aval.dtype)) for var in node.eqn.outvars)
     if node.bodies is None:
