@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from meshpar.compiler.program import program_of
+from meshpar.compiler.program import Program, program_of
 from meshpar.errors import MeshError, MeshparError
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.layout import Layout
@@ -178,7 +178,7 @@ def pipelined(
     """
     slots, values = params
     placed, args = batch
-    table = pipeline.table(placed)
+    table = pipeline.table(placed)  # refuses a batch without common rows before the model sees it
     groups = [jax.tree.flatten(tree) for tree in (values, rest, args)]
     counts = [len(leaves) for leaves, _ in groups]
     out_trees: list[Any] = []
@@ -194,32 +194,9 @@ def pipelined(
 
     leaves = [leaf for group, _ in groups for leaf in group]
     program = program_of(jax.make_jaxpr(of_leaves)(*leaves))
-    inputs = program.inputs[: counts[0]], program.inputs[counts[0] + counts[1] :]
-    names = [slot.name for slot in slots.leaves]
-    ranks = dict(pipeline.stages.ranks) if isinstance(pipeline.stages, OnRanks) else {}
-    program = without_transfers(
-        program,
-        rank_meshes(placed.mesh, pipeline.axis),
-        {v: ranks[name] for v, name in zip(inputs[0], names, strict=True) if name in ranks},
-        *inputs,
-    )
     results = out_trees[0].num_leaves
-    share = None
-    if pipeline.stages is not None:
-        share = partial(shared_out, pipeline.stages, names, table)
     try:
-        step = BatchPipeline(
-            program,
-            Groups(_even(slots), counts[1], placed.layouts),
-            results,
-            table,
-            placed.mesh,
-            pipeline.axis,
-            tuple(dict.fromkeys(a for s in placed.leaves if s.shape for a in s.layout.dims[0])),
-            train=train,
-            share=share,
-            recompute=pipeline.recompute,
-        )
+        step = _planned(pipeline, program, table, slots, placed, results, train=train)
     except MeshparError as error:
         raise error.within("Strategy.pipeline") from None
     made, state, gradients = step(*leaves)
@@ -228,6 +205,42 @@ def pipelined(
     result = jax.tree.unflatten(out_trees[0], made)
     after = jax.tree.unflatten(groups[1][1], state)
     return result, after, jax.tree.unflatten(groups[0][1], gradients) if train else None
+
+
+def _planned(
+    pipeline: Pipeline,
+    program: Program,
+    table: Schedule,
+    slots: Slots,
+    batch: Slots,
+    results: int,
+    *,
+    train: bool,
+) -> BatchPipeline:
+    """A traced model as a pipeline: (parameters, the rest, batch) -> (results, the rest)."""
+    count, rows = len(slots.leaves), len(batch.leaves)
+    params, given = program.inputs[:count], program.inputs[len(program.inputs) - rows :]
+    names, stages = [slot.name for slot in slots.leaves], pipeline.stages
+    ranks = dict(stages.ranks) if isinstance(stages, OnRanks) else {}
+    program = without_transfers(
+        program,
+        rank_meshes(batch.mesh, pipeline.axis),
+        {v: ranks[name] for v, name in zip(params, names, strict=True) if name in ranks},
+        params,
+        given,
+    )
+    return BatchPipeline(
+        program,
+        Groups(_even(slots), len(program.inputs) - count - rows, batch.layouts),
+        results,
+        table,
+        batch.mesh,
+        pipeline.axis,
+        tuple(dict.fromkeys(a for s in batch.leaves if s.shape for a in s.layout.dims[0])),
+        train=train,
+        share=None if stages is None else partial(shared_out, stages, names, table),
+        recompute=pipeline.recompute,
+    )
 
 
 def _even(slots: Slots) -> list[Layout]:
