@@ -116,11 +116,11 @@ def compiling(console):
     table = Table("schedule", "compile s, M=8", "M=64", "ratio", "HLO lines, M=8", "M=64", "ratio")
     for name in ("1F1B", "ZBH1"):
         seconds, lines = {8: [], 64: []}, {}
-        for _ in range(7):
-            for microbatches, taken in seconds.items():
+        for turn in range(24):
+            for microbatches in sorted(seconds, reverse=bool(turn % 2)):
                 jax.clear_caches()
                 compiled, once, _ = compiled_step(name, microbatches)
-                taken.append(once)
+                seconds[microbatches].append(once)
                 lines[microbatches] = compiled.as_text().count("\n")
         few, many = (statistics.median(taken) for taken in seconds.values())
         shown = (f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}")
