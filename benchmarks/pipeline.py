@@ -222,7 +222,7 @@ def timing(console):
 
 def overhead(console):
     """What a tick of `program` and an action of `mpmd` take where stages do next to nothing."""
-    table = Table("ranks", "message KB", "program us a tick", "mpmd us an action", "mpmd ms a step")
+    table = Table("ranks", "message KB", "program us a tick", "mpmd us an action")
     for ranks, width in ((2, 4096), (2, 262_144), (4, 4096)):
         mesh = mp.ProcessMesh.create({"pp": ranks})
         steps = {"program": [], "mpmd": []}
@@ -246,13 +246,11 @@ def overhead(console):
         each = {
             name: (many[0] - few[0]) / (many[1] - few[1]) for name, (few, many) in steps.items()
         }
-        few = steps["mpmd"][0]
         table.add_row(
             str(ranks),
             str(width * 4 // 1024),
             f"{each['program'] * 1e6:.0f}",
             f"{each['mpmd'] * 1e6:.0f}",
-            f"{(few[0] - few[1] * each['mpmd']) * 1e3:.1f}",
         )
     console.print(table)
 
