@@ -10,7 +10,7 @@ import numpy as np
 
 from meshpar.compiler.annotations import Surroundings
 from meshpar.compiler.device_model import DeviceModel
-from meshpar.compiler.options import Expanded, Wish, expand, options
+from meshpar.compiler.options import Expanded, Wish, Wished, expand, options
 from meshpar.compiler.program import Node
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
@@ -18,9 +18,7 @@ from meshpar.placements.search import planned_steps
 from meshpar.rules import find_rule
 from meshpar.rules.rule import Aval, Rule
 
-__all__ = ["Choice", "Decider", "WishKey", "wished"]
-
-WishKey = tuple[tuple[str, int | None], ...]
+__all__ = ["Choice", "Decider", "value_bytes", "wished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class Decider:
         avals: Sequence[Aval],
         results: Sequence[Aval],
         operands: tuple[tuple[Layout, ...], ...],
-        wishes: tuple[WishKey, ...],
+        wishes: tuple[Wished, ...],
         uses: tuple[int, ...],
     ) -> Choice:
         """The option of least time; of equals the first, and those that communicate less first.
@@ -88,11 +86,11 @@ class Decider:
           uses: how many operations take each operand; they share what it costs to reduce it.
         """
         if node.key is None:
-            return self._chosen(rule, avals, results, operands, list(map(dict, wishes)), uses)
+            return self._chosen(rule, avals, results, operands, wishes, uses)
         key = (node.key, operands, wishes, uses)
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._chosen(rule, avals, results, operands, list(map(dict, wishes)), uses)
+            choice = self._chosen(rule, avals, results, operands, wishes, uses)
             self._choices[key] = choice
         return choice
 
@@ -102,7 +100,7 @@ class Decider:
         avals: Sequence[Aval],
         results: Sequence[Aval],
         operands: Sequence[tuple[Layout, ...]],
-        wishes: Sequence[Wish],
+        wishes: Sequence[Wished],
         uses: Sequence[int],
     ) -> Choice:
         best: Choice | None = None
@@ -122,11 +120,12 @@ class Decider:
         avals: Sequence[Aval],
         results: Sequence[Aval],
         operands: Sequence[tuple[Layout, ...]],
-        wishes: Sequence[Wish],
+        wishes: Sequence[Wished],
         uses: Sequence[int],
     ) -> Iterator[tuple[Choice, float]]:
         """Every option that can be, and the time of its reshards alone."""
-        for option in options(rule, operands, wishes, self.sizes):
+        asked = [each.wish for each in wishes]
+        for option in options(rule, operands, asked, self.sizes):
             expanded = expand(rule, option, operands, self.sizes)
             if expanded is None:
                 continue
@@ -145,22 +144,25 @@ class Decider:
             sources = tuple(there[i] for there, (_, i) in zip(operands, moves, strict=True))
             yield Choice(expanded, sources, now + later + work), now
 
-    def _later(self, layout: Layout, wish: Wish, aval: Aval) -> float:
+    def _later(self, layout: Layout, wish: Wished, aval: Aval) -> float:
         """The time to bring a result to what is wished of it, with nothing pending.
 
         A reduction that waits may share its collective with others, so it takes half a latency.
         """
-        seconds = self.reshard_seconds(layout, _settled(layout, wish, self.sizes), aval)
-        return seconds - self.model.latency / 2 if layout.partial else seconds
+        settled = wished(layout, wish.wish, self.sizes).without_partial()
+        if layout.partial:
+            return self.reshard_seconds(layout, settled, aval) - self.model.latency / 2
+        share = min(1.0, wish.bytes / max(value_bytes(aval), 1))
+        return self.reshard_seconds(layout, settled, aval, share)
 
-    def reshard_seconds(self, src: Layout, dst: Layout, aval: Aval) -> float:
-        """The time to turn a layout of a value into another."""
+    def reshard_seconds(self, src: Layout, dst: Layout, aval: Aval, share: float = 1.0) -> float:
+        """The time to turn a layout of a value into another, or a share of the value."""
         if src == dst:
             return 0.0
-        key = (src, dst, aval.shape, aval.dtype)
+        key = (src, dst, aval.shape, aval.dtype, share)
         if key not in self._reshards:
             steps = planned_steps(src, dst, tuple(aval.shape), aval.dtype, self.sizes)
-            self._reshards[key] = self.model.reshard_seconds(steps)
+            self._reshards[key] = self.model.reshard_seconds(steps, share)
         return self._reshards[key]
 
     def _work(
@@ -191,9 +193,9 @@ def wished(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout:
     return Layout(tuple(dims), pending)
 
 
-def _settled(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout:
-    """A layout changed to what is wished of it, with nothing pending."""
-    return wished(layout, wish, sizes).without_partial()
+def value_bytes(aval: Aval) -> int:
+    """The bytes of a whole value."""
+    return math.prod(aval.shape) * _itemsize(aval)
 
 
 def _itemsize(aval: Aval) -> int:

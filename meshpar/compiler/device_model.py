@@ -43,13 +43,14 @@ class DeviceModel:
         }
         return known.get(platform, cls())
 
-    def collective_seconds(self, sent: int) -> float:
+    def collective_seconds(self, sent: float) -> float:
         """The time of one collective in which each device sends so many bytes."""
         return self.latency + sent / self.link_bandwidth
 
-    def reshard_seconds(self, steps: Iterable[Step]) -> float:
-        """The time of the steps of a reshard; local ones take none."""
-        return sum(self.collective_seconds(step.bytes) for step in steps if step.is_collective)
+    def reshard_seconds(self, steps: Iterable[Step], share: float = 1.0) -> float:
+        """The time of the steps of a reshard, or of a share of its bytes; local ones take none."""
+        sent = [step.bytes for step in steps if step.is_collective]
+        return sum(self.collective_seconds(each * share) for each in sent)
 
     def compute_seconds(self, operations: float, moved: float) -> float:
         """The time of a local operation: that of its arithmetic or of its memory traffic."""

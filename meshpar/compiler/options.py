@@ -7,6 +7,7 @@ or it does nothing. An `Option` says which for every axis; `layouts_of` expands 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,29 @@ from meshpar.placements.layout import Layout
 from meshpar.placements.types import ReduceType
 from meshpar.rules.rule import Dim, Rule
 
-__all__ = ["Cut", "Expanded", "Wish", "expand", "options"]
+__all__ = ["Cut", "Expanded", "Wish", "Wished", "expand", "options"]
 
 Wish = Mapping[str, int | None]
 """Mesh axis -> the dim that it should cut, or `None` for none; axes not in it may do anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wished:
+    """What the operations after a value wish of it, and what that is worth.
+
+    Args:
+      axes: the wish, as pairs.
+      bytes: of the smallest value between this one and where the wish comes from. Who fulfils the
+        wish there moves no more than that, so it is worth no more here.
+    """
+
+    axes: tuple[tuple[str, int | None], ...] = ()
+    bytes: float = math.inf
+
+    @property
+    def wish(self) -> Wish:
+        """The wish."""
+        return dict(self.axes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from meshpar.compiler.options import Wished
 from meshpar.compiler.program import Node, Program, Ref
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
@@ -15,9 +16,7 @@ from meshpar.rules.rule import Rule
 __all__ = ["Asked", "Move", "PlannedNode", "PlannedProgram", "in_buckets"]
 
 
-Asked = tuple[
-    tuple[tuple[Layout, ...], ...], tuple[tuple[tuple[str, int | None], ...], ...], tuple[int, ...]
-]
+Asked = tuple[tuple[tuple[Layout, ...], ...], tuple[Wished, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

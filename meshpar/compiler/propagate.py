@@ -9,6 +9,7 @@ and its reshards take, wishes included. No operation is named here: rules say wh
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from typing import Any
 from meshpar.compiler.annotations import annotated_layout, is_annotation, manual_layouts
 from meshpar.compiler.bucket import bucket_moves
 from meshpar.compiler.control_flow import plan_control_flow
-from meshpar.compiler.decide import Decider, WishKey, wished
+from meshpar.compiler.decide import Decider, value_bytes, wished
 from meshpar.compiler.hoist import hoist_reductions
-from meshpar.compiler.options import Wish
+from meshpar.compiler.options import Wish, Wished
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.priorities import prioritized
 from meshpar.compiler.program import Constant, Node, Program, Ref
@@ -71,7 +72,7 @@ def _propagate(
     estimate = _Forward(program, decider, {}, True).run(given, [None] * len(outputs))
     wishes = _wishes(program, estimate, wanted, decider.sizes)
     chosen = [
-        layout or _as_wished(program.aval(i), dict(wishes.get(i, ())), decider.sizes)
+        layout or _as_wished(program.aval(i), wishes.get(i, Wished()).wish, decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
     planned = _watched(
@@ -106,7 +107,7 @@ class _Forward:
         self,
         program: Program,
         decider: Decider,
-        wishes: Mapping[int, WishKey],
+        wishes: Mapping[int, Wished],
         leave_pending: bool,
         reduced: Mapping[int, Layout] | None = None,
     ) -> None:
@@ -152,7 +153,7 @@ class _Forward:
 
     def wish(self, value: int) -> Wish:
         """What is wished of a value."""
-        return dict(self.wishes.get(value, ()))
+        return self.wishes.get(value, Wished()).wish
 
     def _settled(self, ref: Ref) -> Layout:
         """The layout of an output that may have any."""
@@ -234,7 +235,7 @@ class _Forward:
             moves = self.bring_all(node.ins, operands)
             return PlannedNode(node, None, moves, operands, results, why="no rule: replicated")
         there = tuple(self._expected(ref) for ref in node.ins)
-        wishes = tuple(self.wishes.get(value, ()) for value in node.outs)
+        wishes = tuple(self.wishes.get(value, Wished()) for value in node.outs)
         uses = tuple(1 if isinstance(r, Constant) else self.uses[r] for r in node.ins)
         choice = self.decider.choose(node, rule, avals, outs, there, wishes, uses)
         moves = self.bring_all(node.ins, choice.expanded.operands)
@@ -277,19 +278,24 @@ def _wishes(
     estimate: PlannedProgram,
     outputs: Sequence[Wish],
     sizes: Mapping[str, int],
-) -> dict[int, WishKey]:
+) -> dict[int, Wished]:
     """What the operations after a value, from the last to the first, wish of it."""
     wishes = prioritized(
         estimate,
         lambda layout: _full_wish(layout, sizes),
         lambda planned, asked: _operand_wishes(planned, asked, sizes),
     )
+    worth: dict[int, float] = dict.fromkeys(wishes, math.inf)
 
-    def add(ref: Ref, wish: Wish) -> None:
-        if not isinstance(ref, Constant):
-            mine = wishes.setdefault(ref, {})
-            for axis, dim in wish.items():
-                mine.setdefault(axis, dim)
+    def add(ref: Ref, wish: Wish, below: float = math.inf) -> None:
+        if isinstance(ref, Constant):
+            return
+        mine = wishes.setdefault(ref, {})
+        if wish.keys() - mine.keys():
+            least = min(below, value_bytes(program.aval(ref)))
+            worth[ref] = max(worth.get(ref, 0), least)
+        for axis, dim in wish.items():
+            mine.setdefault(axis, dim)
 
     for ref, wish in zip(program.outputs, outputs, strict=True):
         add(ref, wish)
@@ -301,9 +307,10 @@ def _wishes(
                     add(ref, _full_wish(layout, sizes))
             continue
         asked = [wishes.get(value, {}) for value in node.outs]
+        below = max((worth.get(v, 0) for v in node.outs if wishes.get(v)), default=math.inf)
         for ref, wish in zip(node.ins, _operand_wishes(planned, asked, sizes), strict=True):
-            add(ref, wish)
-    return {value: tuple(wish.items()) for value, wish in wishes.items()}
+            add(ref, wish, below)
+    return {v: Wished(tuple(wish.items()), worth[v]) for v, wish in wishes.items() if wish}
 
 
 def _operand_wishes(

@@ -145,9 +145,7 @@ class _Teller:
         there, wishes, uses = node.asked
         ins = [aval(ref) for ref in node.node.ins]
         outs = [aval(v) for v in node.node.outs]
-        others = self._decider.alternatives(
-            node.rule, ins, outs, there, [dict(wish) for wish in wishes], uses
-        )
+        others = self._decider.alternatives(node.rule, ins, outs, there, wishes, uses)
         ranked = sorted(others, key=lambda pair: pair[0].seconds)
         chosen = [c for c, _ in ranked if c.expanded.operands == node.operands]
         rest = [c for c, _ in ranked if c.expanded.operands != node.operands]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from meshpar.models.attention import causal_attention
+from meshpar.models.parts import check_tokens, embedding, linear, norm
 from meshpar.models.stack import make_layers, run_layers
 
 
@@ -73,32 +74,20 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.embed = nnx.Embed(
-            config.vocab_size,
-            config.model_dim,
-            dtype=jnp.dtype(config.dtype),
-            param_dtype=jnp.dtype(config.param_dtype),
-            embedding_init=nnx.initializers.normal(config.init_std),
-            rngs=rngs,
-        )
+        self.embed = embedding(config, config.vocab_size, rngs)
         self.layers = make_layers(
             lambda rngs: DecoderLayer(config, rngs=rngs),
             config.num_layers,
             scan=config.scan_layers,
             rngs=rngs,
         )
-        self.final_norm = _norm(config, rngs)
+        self.final_norm = norm(nnx.RMSNorm, config, rngs)
         if not config.tied:
-            self.head = _linear(config, config.model_dim, config.vocab_size, rngs)
+            self.head = linear(config, config.model_dim, config.vocab_size, rngs, bias=False)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits of the next token at each position, in `config.dtype`."""
-        if tokens.ndim != 2 or tokens.shape[1] > self.config.max_seq_len:
-            raise ValueError(
-                f"Decoder(tokens): shape {tokens.shape} is not (batch, length) with length <= "
-                f"max_seq_len = {self.config.max_seq_len}; tokens[:, -{self.config.max_seq_len}:] "
-                "keeps the last ones"
-            )
+        check_tokens("Decoder", tokens, self.config.max_seq_len)
         x = self.embed(tokens)  # [B,T,E]
         x = run_layers(self.layers, x, remat=self.config.remat)
         x = self.final_norm(x)
@@ -109,9 +98,9 @@ class DecoderLayer(nnx.Module):
     """Attention, then MLP, each on the normalized input and added to it."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
-        self.attention_norm = _norm(config, rngs)
+        self.attention_norm = norm(nnx.RMSNorm, config, rngs)
         self.attention = Attention(config, rngs=rngs)
-        self.mlp_norm = _norm(config, rngs)
+        self.mlp_norm = norm(nnx.RMSNorm, config, rngs)
         self.mlp = SwiGLU(config, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -126,10 +115,10 @@ class Attention(nnx.Module):
         self.head_dim = config.head_dim
         self.rope_theta = config.rope_theta
         q_dim, kv_dim = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q = _linear(config, config.model_dim, q_dim, rngs)
-        self.k = _linear(config, config.model_dim, kv_dim, rngs)
-        self.v = _linear(config, config.model_dim, kv_dim, rngs)
-        self.o = _linear(config, q_dim, config.model_dim, rngs, residual=True)
+        self.q = linear(config, config.model_dim, q_dim, rngs, bias=False)
+        self.k = linear(config, config.model_dim, kv_dim, rngs, bias=False)
+        self.v = linear(config, config.model_dim, kv_dim, rngs, bias=False)
+        self.o = linear(config, q_dim, config.model_dim, rngs, bias=False, residual=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -143,9 +132,11 @@ class SwiGLU(nnx.Module):
     """`down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
-        self.gate = _linear(config, config.model_dim, config.hidden_dim, rngs)
-        self.up = _linear(config, config.model_dim, config.hidden_dim, rngs)
-        self.down = _linear(config, config.hidden_dim, config.model_dim, rngs, residual=True)
+        self.gate = linear(config, config.model_dim, config.hidden_dim, rngs, bias=False)
+        self.up = linear(config, config.model_dim, config.hidden_dim, rngs, bias=False)
+        self.down = linear(
+            config, config.hidden_dim, config.model_dim, rngs, bias=False, residual=True
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))  # [B,T,F] -> [B,T,E]
@@ -208,34 +199,3 @@ def llama3_8b() -> DecoderConfig:
 def llama3_70b() -> DecoderConfig:
     """Sizes of Llama 3 70B (arXiv:2407.21783, table 3), scanned and recomputed in bfloat16."""
     return replace(llama3_8b(), num_layers=80, model_dim=8192, num_heads=64, hidden_dim=28_672)
-
-
-def _linear(
-    config: DecoderConfig,
-    in_dim: int,
-    out_dim: int,
-    rngs: nnx.Rngs,
-    *,
-    residual: bool = False,
-) -> nnx.Linear:
-    """A matrix without bias; `residual` ones start smaller, so that 2 L sums keep unit scale."""
-    std = config.init_std * ((2 * config.num_layers) ** -0.5 if residual else 1.0)
-    return nnx.Linear(
-        in_dim,
-        out_dim,
-        use_bias=False,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        kernel_init=nnx.initializers.normal(std),
-        rngs=rngs,
-    )
-
-
-def _norm(config: DecoderConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    return nnx.RMSNorm(
-        config.model_dim,
-        epsilon=config.norm_eps,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        rngs=rngs,
-    )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from meshpar.models.attention import attention
+from meshpar.models.parts import check_heads, embedding, linear, norm
 from meshpar.models.stack import make_layers, run_layers
 
 
@@ -37,12 +38,7 @@ class EncoderConfig:
     remat: bool = False  # recompute each layer in the backward pass
 
     def __post_init__(self) -> None:
-        if self.model_dim % self.num_heads:
-            raise ValueError(
-                f"EncoderConfig(model_dim={self.model_dim}, num_heads={self.num_heads}): the heads "
-                f"share the model dim evenly; {self.model_dim} % {self.num_heads} = "
-                f"{self.model_dim % self.num_heads}, and num_heads=1 always works"
-            )
+        check_heads("EncoderConfig", self.model_dim, self.num_heads)
 
 
 class Encoder(nnx.Module):
@@ -58,10 +54,10 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.embed = _embed(config, config.vocab_size, rngs)
-        self.positions = _embed(config, config.max_seq_len, rngs)
-        self.segments = _embed(config, config.num_segments, rngs)
-        self.embed_norm = _norm(config, rngs)
+        self.embed = embedding(config, config.vocab_size, rngs)
+        self.positions = embedding(config, config.max_seq_len, rngs)
+        self.segments = embedding(config, config.num_segments, rngs)
+        self.embed_norm = norm(nnx.LayerNorm, config, rngs)
         self.layers = make_layers(
             lambda rngs: EncoderLayer(config, rngs=rngs),
             config.num_layers,
@@ -98,9 +94,9 @@ class EncoderLayer(nnx.Module):
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs) -> None:
         self.attention = Attention(config, rngs=rngs)
-        self.attention_norm = _norm(config, rngs)
+        self.attention_norm = norm(nnx.LayerNorm, config, rngs)
         self.mlp = FeedForward(config, rngs=rngs)
-        self.mlp_norm = _norm(config, rngs)
+        self.mlp_norm = norm(nnx.LayerNorm, config, rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         x = self.attention_norm(x + self.attention(x, mask))
@@ -112,10 +108,10 @@ class Attention(nnx.Module):
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs) -> None:
         self.head_dim = config.model_dim // config.num_heads
-        self.q = _linear(config, config.model_dim, config.model_dim, rngs)
-        self.k = _linear(config, config.model_dim, config.model_dim, rngs)
-        self.v = _linear(config, config.model_dim, config.model_dim, rngs)
-        self.o = _linear(config, config.model_dim, config.model_dim, rngs)
+        self.q = linear(config, config.model_dim, config.model_dim, rngs)
+        self.k = linear(config, config.model_dim, config.model_dim, rngs)
+        self.v = linear(config, config.model_dim, config.model_dim, rngs)
+        self.o = linear(config, config.model_dim, config.model_dim, rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -128,8 +124,8 @@ class FeedForward(nnx.Module):
     """`down(gelu(up(x)))`."""
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs) -> None:
-        self.up = _linear(config, config.model_dim, config.hidden_dim, rngs)
-        self.down = _linear(config, config.hidden_dim, config.model_dim, rngs)
+        self.up = linear(config, config.model_dim, config.hidden_dim, rngs)
+        self.down = linear(config, config.hidden_dim, config.model_dim, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.gelu(self.up(x), approximate=False))  # [B,T,E]
@@ -150,35 +146,3 @@ def mean_embedding(vectors: jax.Array, mask: jax.Array) -> jax.Array:
     mean = total / jnp.maximum(weights.sum(axis=1), 1e-9)
     # The bound is inside the root: its gradient at zero would be NaN.
     return mean * jax.lax.rsqrt(jnp.maximum((mean * mean).sum(axis=1, keepdims=True), 1e-24))
-
-
-def _embed(config: EncoderConfig, num_embeddings: int, rngs: nnx.Rngs) -> nnx.Embed:
-    return nnx.Embed(
-        num_embeddings,
-        config.model_dim,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        embedding_init=nnx.initializers.normal(config.init_std),
-        rngs=rngs,
-    )
-
-
-def _linear(config: EncoderConfig, in_dim: int, out_dim: int, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(
-        in_dim,
-        out_dim,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        kernel_init=nnx.initializers.normal(config.init_std),
-        rngs=rngs,
-    )
-
-
-def _norm(config: EncoderConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    return nnx.LayerNorm(
-        config.model_dim,
-        epsilon=config.norm_eps,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        rngs=rngs,
-    )

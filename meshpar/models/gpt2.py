@@ -13,6 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from meshpar.models.attention import causal_attention
+from meshpar.models.parts import (
+    check_heads,
+    check_tokens,
+    dropout,
+    embedding,
+    linear,
+    norm,
+)
 from meshpar.models.stack import make_layers, run_layers
 
 
@@ -34,12 +42,7 @@ class GPT2Config:
     remat: bool = False  # recompute each layer in the backward pass
 
     def __post_init__(self) -> None:
-        if self.model_dim % self.num_heads:
-            raise ValueError(
-                f"GPT2Config(model_dim={self.model_dim}, num_heads={self.num_heads}): the heads "
-                f"share the model dim evenly; {self.model_dim} % {self.num_heads} = "
-                f"{self.model_dim % self.num_heads}, and num_heads=1 always works"
-            )
+        check_heads("GPT2Config", self.model_dim, self.num_heads)
 
 
 class GPT2(nnx.Module):
@@ -56,25 +59,20 @@ class GPT2(nnx.Module):
 
     def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.embed = _embed(config, config.vocab_size, rngs)
-        self.positions = _embed(config, config.max_seq_len, rngs)
-        self.embed_dropout = _dropout(config, rngs)
+        self.embed = embedding(config, config.vocab_size, rngs)
+        self.positions = embedding(config, config.max_seq_len, rngs)
+        self.embed_dropout = dropout(config.dropout, rngs)
         self.layers = make_layers(
             lambda rngs: GPT2Layer(config, rngs=rngs),
             config.num_layers,
             scan=config.scan_layers,
             rngs=rngs,
         )
-        self.final_norm = _norm(config, rngs)
+        self.final_norm = norm(nnx.LayerNorm, config, rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits of the next token at each position, in `config.dtype`."""
-        if tokens.ndim != 2 or tokens.shape[1] > self.config.max_seq_len:
-            raise ValueError(
-                f"GPT2(tokens): shape {tokens.shape} is not (batch, length) with length <= "
-                f"max_seq_len = {self.config.max_seq_len}; tokens[:, -{self.config.max_seq_len}:] "
-                "keeps the last ones"
-            )
+        check_tokens("GPT2", tokens, self.config.max_seq_len)
         positions = self.positions(jnp.arange(tokens.shape[1])[None])  # [1,T,E]
         x = self.embed_dropout(self.embed(tokens) + positions)  # [B,T,E]
         x = run_layers(self.layers, x, remat=self.config.remat)
@@ -85,12 +83,12 @@ class GPT2Layer(nnx.Module):
     """Attention, then MLP, each on the normalized input and added to it after dropout."""
 
     def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs) -> None:
-        self.attention_norm = _norm(config, rngs)
+        self.attention_norm = norm(nnx.LayerNorm, config, rngs)
         self.attention = Attention(config, rngs=rngs)
-        self.mlp_norm = _norm(config, rngs)
+        self.mlp_norm = norm(nnx.LayerNorm, config, rngs)
         self.mlp = FeedForward(config, rngs=rngs)
-        self.attention_dropout = _dropout(config, rngs)
-        self.mlp_dropout = _dropout(config, rngs)
+        self.attention_dropout = dropout(config.dropout, rngs)
+        self.mlp_dropout = dropout(config.dropout, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
@@ -106,11 +104,11 @@ class Attention(nnx.Module):
 
     def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs) -> None:
         self.head_dim = config.model_dim // config.num_heads
-        self.q = _linear(config, config.model_dim, config.model_dim, rngs)
-        self.k = _linear(config, config.model_dim, config.model_dim, rngs)
-        self.v = _linear(config, config.model_dim, config.model_dim, rngs)
-        self.o = _linear(config, config.model_dim, config.model_dim, rngs, residual=True)
-        self.dropout = _dropout(config, rngs)
+        self.q = linear(config, config.model_dim, config.model_dim, rngs)
+        self.k = linear(config, config.model_dim, config.model_dim, rngs)
+        self.v = linear(config, config.model_dim, config.model_dim, rngs)
+        self.o = linear(config, config.model_dim, config.model_dim, rngs, residual=True)
+        self.dropout = dropout(config.dropout, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -122,49 +120,8 @@ class FeedForward(nnx.Module):
     """`down(gelu(up(x)))`, four times as wide inside."""
 
     def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs) -> None:
-        self.up = _linear(config, config.model_dim, 4 * config.model_dim, rngs)
-        self.down = _linear(config, 4 * config.model_dim, config.model_dim, rngs, residual=True)
+        self.up = linear(config, config.model_dim, 4 * config.model_dim, rngs)
+        self.down = linear(config, 4 * config.model_dim, config.model_dim, rngs, residual=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.gelu(self.up(x)))  # [B,T,4E] -> [B,T,E]
-
-
-def _embed(config: GPT2Config, num_embeddings: int, rngs: nnx.Rngs) -> nnx.Embed:
-    return nnx.Embed(
-        num_embeddings,
-        config.model_dim,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        embedding_init=nnx.initializers.normal(config.init_std),
-        rngs=rngs,
-    )
-
-
-def _linear(
-    config: GPT2Config, in_dim: int, out_dim: int, rngs: nnx.Rngs, *, residual: bool = False
-) -> nnx.Linear:
-    """A matrix with bias; `residual` ones start smaller, so that 2 L sums keep unit scale."""
-    std = config.init_std * ((2 * config.num_layers) ** -0.5 if residual else 1.0)
-    return nnx.Linear(
-        in_dim,
-        out_dim,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        kernel_init=nnx.initializers.normal(std),
-        rngs=rngs,
-    )
-
-
-def _norm(config: GPT2Config, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    return nnx.LayerNorm(
-        config.model_dim,
-        epsilon=config.norm_eps,
-        dtype=jnp.dtype(config.dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        rngs=rngs,
-    )
-
-
-def _dropout(config: GPT2Config, rngs: nnx.Rngs) -> nnx.Dropout:
-    # Without dropout the model holds no random state.
-    return nnx.Dropout(config.dropout, rngs=rngs if config.dropout else None)

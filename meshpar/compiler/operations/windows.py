@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +14,20 @@ from meshpar.compiler.operations.registry import operation
 Array = jax.Array
 
 
-def _convolved(
+@operation("conv2d conv3d")
+def convolution(
     x: Array,
     kernel: Array,
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    dilations: Sequence[int],
-    groups: int,
-    layout: str,
+    strides: Sequence[int] = (),
+    paddings: Sequence[int] = (),
+    padding_algorithm: str = "EXPLICIT",
+    groups: int = 1,
+    dilations: Sequence[int] = (),
+    data_format: str = "",
 ) -> Array:
-    spatial = "DHW"[3 - (x.ndim - 2) :]
+    """A convolution; its kernel is (out, in, ...spatial)."""
+    spatial = "DHW"[-(x.ndim - 2) :]
+    layout = data_format or f"NC{spatial}"
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -34,50 +39,11 @@ def _convolved(
     )
 
 
-@operation("conv2d")
-def conv2d(
-    x: Array,
-    kernel: Array,
-    strides: Sequence[int] = (),
-    paddings: Sequence[int] = (),
-    padding_algorithm: str = "EXPLICIT",
-    groups: int = 1,
-    dilations: Sequence[int] = (),
-    data_format: str = "NCHW",
-) -> Array:
-    """A convolution; its kernel is (out, in, ...spatial)."""
-    return _convolved(x, kernel, strides, paddings, dilations, groups, data_format)
-
-
 @operation("depthwise_conv2d")
-def depthwise_conv2d(
-    x: Array,
-    kernel: Array,
-    strides: Sequence[int] = (),
-    paddings: Sequence[int] = (),
-    padding_algorithm: str = "EXPLICIT",
-    groups: int = 1,
-    dilations: Sequence[int] = (),
-    data_format: str = "NCHW",
-) -> Array:
-    """A convolution of each channel by itself."""
-    channels = x.shape[data_format.index("C")]
-    return _convolved(x, kernel, strides, paddings, dilations, channels, data_format)
-
-
-@operation("conv3d")
-def conv3d(
-    x: Array,
-    kernel: Array,
-    strides: Sequence[int] = (),
-    paddings: Sequence[int] = (),
-    padding_algorithm: str = "EXPLICIT",
-    groups: int = 1,
-    dilations: Sequence[int] = (),
-    data_format: str = "NCDHW",
-) -> Array:
-    """A convolution over three spatial dims."""
-    return _convolved(x, kernel, strides, paddings, dilations, groups, data_format)
+def depthwise_conv2d(x: Array, kernel: Array, *, groups: int = 1, **attributes: Any) -> Array:
+    """A convolution of each channel by itself, whatever `groups` says."""
+    channels = x.shape[attributes.get("data_format", "NCHW").index("C")]
+    return convolution(x, kernel, groups=channels, **attributes)
 
 
 @operation("conv2d_transpose")
