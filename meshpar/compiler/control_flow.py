@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from meshpar.compiler.decide import Decider, wished
@@ -24,6 +24,7 @@ class Pass(Protocol):
 
     def layouts(self, ref: Ref) -> tuple[Layout, ...]: ...
     def wish(self, value: int) -> Wish: ...
+    def stack_wish(self, value: int) -> Wish: ...
     def bring_all(self, refs: Sequence[Ref], layouts: Sequence[Layout]) -> tuple[Move, ...]: ...
 
 
@@ -115,9 +116,16 @@ def _scan(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:
     # The scanned dim is whole on every device; the others stay cut.
     stacked = [Layout(_there(at, ref).dims[1:]) for ref in node.ins[xs_at:]]
     carry = _carried(at, body, start, (fixed, stacked), 0, propagate)
+    inputs = [*fixed, *carry, *stacked]
     wanted: list[Layout | None] = [*carry, *([None] * (len(node.outs) - carried))]
-    # What a turn leaves pending is reduced once, after the loop.
-    planned = propagate(body, [*fixed, *carry, *stacked], wanted, at.decider, leave_pending=True)
+    # What a turn leaves pending is reduced once, after the loop, or at once where that cuts it.
+    planned = propagate(body, inputs, wanted, at.decider, leave_pending=True)
+    made = zip(node.outs[carried:], planned.outputs[carried:], strict=True)
+    scattered = [
+        _scattered(layout, at.stack_wish(value), at.decider.sizes) for value, layout in made
+    ]
+    if any(scattered):
+        planned = propagate(body, inputs, [*carry, *scattered], at.decider, leave_pending=True)
 
     def unstacked(layouts: Sequence[Layout]) -> list[Layout]:
         return [Layout(((), *layout.dims), layout.partial) for layout in layouts]
@@ -128,6 +136,16 @@ def _scan(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:
     return PlannedNode(
         node, None, moves, tuple(operands), tuple(results), bodies=(planned,), why="scan"
     )
+
+
+def _scattered(layout: Layout, wish: Wish, sizes: Mapping[str, int]) -> Layout | None:
+    """The layout of what a turn adds to a stack, where a pending sum of it is wished cut.
+
+    The bytes are those of a reduction after the loop, and the stack holds blocks. A wish for the
+    dim along which turns are stacked cannot be fulfilled here.
+    """
+    cuts = {axis: dim - 1 for axis in layout.partial_axes if (dim := wish.get(axis))}
+    return wished(layout, cuts, sizes) if cuts else None
 
 
 def _while(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:

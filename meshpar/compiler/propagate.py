@@ -9,22 +9,19 @@ and its reshards take, wishes included. No operation is named here: rules say wh
 from __future__ import annotations
 
 import gc
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from meshpar.compiler.annotations import annotated_layout, is_annotation, manual_layouts
 from meshpar.compiler.bucket import bucket_moves
 from meshpar.compiler.control_flow import plan_control_flow
-from meshpar.compiler.decide import Decider, value_bytes, wished
+from meshpar.compiler.decide import Decider, wished
 from meshpar.compiler.hoist import hoist_reductions
 from meshpar.compiler.options import Wish, Wished
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
-from meshpar.compiler.priorities import prioritized
 from meshpar.compiler.program import Constant, Node, Program, Ref
-from meshpar.placements.blocks import shards_on
+from meshpar.compiler.wishes import as_wished, full_wish, stack_wishes, wishes_of
 from meshpar.placements.layout import Layout
 
 __all__ = ["AFTER_EACH_PASS", "propagate"]
@@ -64,20 +61,20 @@ def _propagate(
     decider: Decider,
     leave_pending: bool,
 ) -> PlannedProgram:
-    wanted = [_full_wish(layout, decider.sizes) if layout else {} for layout in outputs]
+    wanted = [full_wish(layout, decider.sizes) if layout else {} for layout in outputs]
     given = [
         layout or Layout.replicated(program.aval(i).ndim)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
     estimate = _Forward(program, decider, {}, True).run(given, [None] * len(outputs))
-    wishes = _wishes(program, estimate, wanted, decider.sizes)
+    wishes = wishes_of(program, estimate, wanted, decider.sizes)
     chosen = [
-        layout or _as_wished(program.aval(i), wishes.get(i, Wished()).wish, decider.sizes)
+        layout or as_wished(program.aval(i), wishes.get(i, Wished()).wish, decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    planned = _watched(
-        _Forward(program, decider, wishes, leave_pending, _reduced(estimate)).run(chosen, outputs)
-    )
+    stacks = stack_wishes(estimate, wishes, decider.sizes)
+    last = _Forward(program, decider, wishes, leave_pending, _reduced(estimate), stacks)
+    planned = _watched(last.run(chosen, outputs))
     small = int(decider.model.latency * decider.model.link_bandwidth)
     return _watched(bucket_moves(_watched(hoist_reductions(planned)), small))
 
@@ -110,9 +107,10 @@ class _Forward:
         wishes: Mapping[int, Wished],
         leave_pending: bool,
         reduced: Mapping[int, Layout] | None = None,
+        stacks: Mapping[int, Wish] | None = None,
     ) -> None:
         self.program, self.decider, self.wishes = program, decider, wishes
-        self.reduced = reduced or {}
+        self.reduced, self.stacks = reduced or {}, stacks or {}
         self.leave_pending = leave_pending
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
@@ -154,6 +152,10 @@ class _Forward:
     def wish(self, value: int) -> Wish:
         """What is wished of a value."""
         return self.wishes.get(value, Wished()).wish
+
+    def stack_wish(self, value: int) -> Wish:
+        """What is wished of what a loop stacks, or of sums of it that pass pending."""
+        return {**self.stacks.get(value, {}), **self.wish(value)}
 
     def _settled(self, ref: Ref) -> Layout:
         """The layout of an output that may have any."""
@@ -257,89 +259,3 @@ def _reduced(estimate: PlannedProgram) -> dict[int, Layout]:
     """
     moves = [*(move for node in estimate.nodes for move in node.moves), *estimate.moves]
     return {move.value: move.dst for move in moves if move.src.partial and not move.dst.partial}
-
-
-def _full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:
-    """A layout as a wish: every axis cuts its dim or none; pending axes stay open."""
-    return {axis: layout.dim_of(axis) for axis in sizes if axis not in layout.partial_axes}
-
-
-def _as_wished(aval: Any, wish: Wish, sizes: Mapping[str, int]) -> Layout:
-    """The layout of an argument that may have any: as wished, where dims divide."""
-    dims: list[tuple[str, ...]] = [()] * aval.ndim
-    for axis, dim in wish.items():
-        if dim is not None and not aval.shape[dim] % shards_on((*dims[dim], axis), sizes):
-            dims[dim] = (*dims[dim], axis)
-    return Layout(tuple(dims))
-
-
-def _wishes(
-    program: Program,
-    estimate: PlannedProgram,
-    outputs: Sequence[Wish],
-    sizes: Mapping[str, int],
-) -> dict[int, Wished]:
-    """What the operations after a value, from the last to the first, wish of it."""
-    wishes = prioritized(
-        estimate,
-        lambda layout: _full_wish(layout, sizes),
-        lambda planned, asked: _operand_wishes(planned, asked, sizes),
-    )
-    worth: dict[int, float] = dict.fromkeys(wishes, math.inf)
-
-    def add(ref: Ref, wish: Wish, below: float = math.inf) -> None:
-        if isinstance(ref, Constant):
-            return
-        mine = wishes.setdefault(ref, {})
-        if wish.keys() - mine.keys():
-            least = min(below, value_bytes(program.aval(ref)))
-            worth[ref] = max(worth.get(ref, 0), least)
-        for axis, dim in wish.items():
-            mine.setdefault(axis, dim)
-
-    for ref, wish in zip(program.outputs, outputs, strict=True):
-        add(ref, wish)
-    for planned in reversed(estimate.nodes):
-        node = planned.node
-        if planned.rule is None:
-            if planned.why in ("annotation", "manual"):
-                for ref, layout in zip(node.ins, planned.operands, strict=True):
-                    add(ref, _full_wish(layout, sizes))
-            continue
-        asked = [wishes.get(value, {}) for value in node.outs]
-        below = max((worth.get(v, 0) for v in node.outs if wishes.get(v)), default=math.inf)
-        for ref, wish in zip(node.ins, _operand_wishes(planned, asked, sizes), strict=True):
-            add(ref, wish, below)
-    return {v: Wished(tuple(wish.items()), worth[v]) for v, wish in wishes.items() if wish}
-
-
-def _operand_wishes(
-    planned: PlannedNode, asked: Sequence[Wish], sizes: Mapping[str, int]
-) -> list[dict[str, int | None]]:
-    """The wishes for results as wishes for operands, through the rule's factors.
-
-    An axis that cuts a factor which is reduced keeps cutting it: what is wished of the result says
-    nothing about it. Otherwise the wish decides, and where there is none, what was estimated.
-    """
-    rule = planned.rule
-    assert rule is not None, "only operations with a rule have factors"
-    estimated = {axis: factor for factor, axes in planned.axes.items() for axis in axes}
-    pending = {axis for layout in planned.results for axis in layout.partial_axes}
-    out: list[dict[str, int | None]] = [{} for _ in rule.operands]
-    for axis in sizes:
-        factor = estimated.get(axis)
-        decided = factor is not None
-        if axis not in pending:
-            for dims, wish in zip(rule.results, asked, strict=True):
-                if axis in wish:
-                    dim = wish[axis]
-                    if dim is None:
-                        factor, decided = None, True
-                    elif dims[dim] and dims[dim][0] not in rule.blocked:
-                        factor, decided = dims[dim][0], True
-                    break
-        if not decided:
-            continue
-        for wish, dims in zip(out, rule.operands, strict=True):
-            wish[axis] = next((d for d, names in enumerate(dims) if factor in names), None)
-    return out

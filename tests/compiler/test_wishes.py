@@ -36,3 +36,30 @@ def test_a_gathered_sentence_vector_does_not_make_its_tower_run_whole_on_each_de
     np.testing.assert_allclose(
         np.asarray(f(*args)), similarities(*tokens, table), rtol=1e-5, atol=1e-5
     )
+
+
+def layers_step(ws, x):
+    """The gradient of a loop over layers, scaled by its own norm."""
+
+    def loss(ws):
+        return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2)
+
+    grads = jax.grad(loss)(ws)
+    return grads / jnp.sqrt(jnp.sum(grads**2))
+
+
+def test_a_stack_of_gradients_that_is_wished_cut_is_scattered_turn_by_turn():
+    rng = np.random.default_rng(0)
+    ws = rng.normal(size=(3, 16, 16)).astype(np.float32)
+    x = rng.normal(size=(16, 16)).astype(np.float32)
+    args = mp.shard_tensor(ws, MESH, []), mp.shard_tensor(x, MESH, [Shard(0)])
+    expected = layers_step(ws, x)
+    for placement, kind, times in (
+        (Shard(1), "reduce_scatter", 3),  # the stack holds an eighth
+        (Shard(2), "reduce_scatter", 3),
+        (mp.Replicate(), "all_reduce", 1),  # once, behind the loop
+    ):
+        f = mp.jit(layers_step, out_placements=[placement])
+        np.testing.assert_allclose(np.asarray(f(*args)), expected, rtol=1e-5, atol=1e-6)
+        (sums,) = [c for c in f.plan(*args).collectives if c.value != "float32[]"]
+        assert (sums.kind, sums.count) == (kind, times)
