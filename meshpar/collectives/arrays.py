@@ -15,7 +15,14 @@ from meshpar.placements.dist_tensor import DistTensor
 from meshpar.placements.layout import Layout
 from meshpar.placements.reductions import check_dtype
 
-__all__ = ["as_array", "moving"]
+__all__ = ["as_array", "moving", "per_array"]
+
+
+def per_array(operation: Callable[[Any], Any], tree: Any) -> Any:
+    """An operation on each array of a pytree; quicker than `jax.tree.map` where it is one array."""
+    if isinstance(tree, (jax.Array, np.ndarray)):
+        return operation(tree)
+    return jax.tree.map(operation, tree)
 
 
 def as_array(x: Any) -> jax.Array:

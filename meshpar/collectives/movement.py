@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from meshpar.collectives.arrays import moving
+from meshpar.collectives.arrays import moving, per_array
 from meshpar.collectives.call import calling
 from meshpar.collectives.lists import check_alike, check_target, filled, items_of_each, per_leaf
 from meshpar.errors import CollectiveError
@@ -59,7 +59,7 @@ def broadcast(
         def one(leaf: Any) -> jax.Array:
             return moving(lambda x: call.run("broadcast", x, src), leaf)
 
-        return call.done(lambda: jax.tree.map(one, tensor))
+        return call.done(lambda: per_array(one, tensor))
 
 
 def all_gather(
@@ -211,7 +211,7 @@ def scatter(
             def received(leaf: Any) -> jax.Array:
                 return moving(lambda x: call.run("scatter", None, src, like=x), leaf)
 
-            return call.done(lambda: jax.tree.map(received, tensor))
+            return call.done(lambda: per_array(received, tensor))
         items = items_of_each("tensor_list", tensor_list, call.group.nranks)
         check_alike("tensor_list", items, tensor)
         like = items[0] if tensor is None else tensor

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from meshpar.collectives import between, inside
-from meshpar.collectives.arrays import as_array
+from meshpar.collectives.arrays import as_array, per_array
 from meshpar.collectives.call import calling
 from meshpar.collectives.groups import check_member, process_group_of, seconds, world
 from meshpar.collectives.p2p_op import P2POp
@@ -55,7 +55,7 @@ def send(
         call.check_rank("dst", dst)
 
         def sent(terms: between.Terms | None = None) -> None:
-            jax.tree.map(lambda x: call.run("send", as_array(x), dst, terms=terms), tensor)
+            per_array(lambda x: call.run("send", as_array(x), dst, terms=terms), tensor)
 
         if call.region is not None or (sync_op and between.runs_here()):
             return sent()
@@ -92,7 +92,7 @@ def recv(
         call.check_rank("src", src)
 
         def got(terms: between.Terms | None = None) -> Any:
-            return jax.tree.map(lambda x: call.run("recv", as_array(x), src, terms=terms), tensor)
+            return per_array(lambda x: call.run("recv", as_array(x), src, terms=terms), tensor)
 
         if call.region is not None or (sync_op and between.runs_here()):
             return got()

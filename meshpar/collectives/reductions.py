@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from meshpar.collectives.arrays import as_array
+from meshpar.collectives.arrays import as_array, per_array
 from meshpar.collectives.call import calling
 from meshpar.collectives.lists import check_alike, items_of_each
 from meshpar.collectives.reduce_op import ReduceOp, check_reduction
@@ -59,7 +59,7 @@ def all_reduce(
             x = as_array(leaf)
             return call.run("all_reduce", x, check_reduction(op, x))
 
-        return call.done(lambda: jax.tree.map(one, tensor))
+        return call.done(lambda: per_array(one, tensor))
 
 
 def reduce(
@@ -105,7 +105,7 @@ def reduce(
             x = as_array(leaf)
             return call.run("reduce", x, dst, check_reduction(op, x))
 
-        return call.done(lambda: jax.tree.map(one, tensor))
+        return call.done(lambda: per_array(one, tensor))
 
 
 def reduce_scatter(

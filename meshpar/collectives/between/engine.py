@@ -70,9 +70,10 @@ def perform(
                 assert terms.timeout is not None, "only a time limit passes"
                 raise expired(world, channel, call.moment, terms.timeout)
             out = world.order.start(program, x, waits=waits)
-            arrays: list[Any] = jax.tree.leaves(out)
+            arrays: list[jax.Array] = out if isinstance(out, list) else [out]
             if waits:
-                jax.block_until_ready(arrays)
+                for array in arrays:
+                    array.block_until_ready()
             elif arrays:
                 call.result = arrays[0]
         if waits:
