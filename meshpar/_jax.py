@@ -439,9 +439,15 @@ def assembled(aval: Any, sharding: Any, blocks: Sequence[jax.Array]) -> jax.Arra
     return _array.ArrayImpl(aval, sharding, own, committed=True, _skip_checks=True)
 
 
-def like_uncommitted(x: jax.Array, model: jax.Array) -> jax.Array:
-    """`x`, free to move to another device where `model` is: what JAX calls uncommitted."""
-    if getattr(model, "committed", True):
-        return x
-    block: Any = x
-    return _array.ArrayImpl(x.aval, x.sharding, [block], committed=False, _skip_checks=True)
+def own_block(whole: jax.Array, committed: bool) -> jax.Array:
+    """This process's block of an array of which it has one, as an array of its own.
+
+    Args:
+      whole: the array.
+      committed: whether the block is bound to its device, as JAX calls it.
+    """
+    array: Any = whole
+    block = array._arrays[0]
+    if committed:
+        return block
+    return _array.ArrayImpl(block.aval, block.sharding, [block], committed=False, _skip_checks=True)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import jax
@@ -199,7 +200,12 @@ def world() -> Group:
             "mesh; python -m meshpar.launch --nproc_per_node 2 script.py starts processes, which "
             "call mp.init_parallel_env()",
         )
-    return Group(tuple(range(processes.process_count())), id=0)
+    return _everyone(processes.process_count())
+
+
+@cache
+def _everyone(count: int) -> Group:
+    return Group(tuple(range(count)), id=0)
 
 
 def check_member(what: str, rank: Any, group: Group, region: Region | None) -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from meshpar._jax import array_type, assembled, like_uncommitted
+from meshpar._jax import array_type, assembled, own_block
 
 __all__ = ["AXIS", "LENGTH", "Body", "Program"]
 
@@ -73,7 +73,7 @@ class Program:
         aval = array_type((LENGTH * self.sharding.num_devices,), numbers.dtype)
         whole = assembled(aval, self.sharding, [numbers])
         token, out = self.heavier(whole, self._wholes(x))
-        return token.addressable_data(0), self._owned(out, model)
+        return own_block(token, committed=True), self._owned(out, model)
 
     def _of_nothing(self, x: Any) -> Any:
         """The result for blocks without elements, for which nothing is sent."""
@@ -90,10 +90,12 @@ class Program:
         return assembled(self.aval, self.sharding, [block.reshape(1) if self.scalar else block])
 
     def _owned(self, out: Any, model: jax.Array) -> Any:
+        # Free to move to another device where the caller's array was.
+        committed = getattr(model, "committed", True)
         if isinstance(out, jax.Array):
-            return self._own(out, model)
-        return [self._own(y, model) for y in out]
+            return self._own(out, committed)
+        return [self._own(y, committed) for y in out]
 
-    def _own(self, whole: jax.Array, model: jax.Array) -> jax.Array:
-        mine = whole.addressable_data(0)
-        return like_uncommitted(mine.reshape(()) if self.scalar else mine, model)
+    def _own(self, whole: jax.Array, committed: bool) -> jax.Array:
+        mine = own_block(whole, committed)
+        return mine.reshape(()) if self.scalar else mine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import jax
 import numpy as np
@@ -19,8 +20,12 @@ __all__ = ["all_reduce", "barrier", "reduce", "reduce_scatter"]
 
 def all_reduce(x: jax.Array, op: ReduceOp, group: Group, terms: Terms) -> jax.Array:
     """The arrays of all ranks, combined."""
-    action = Action(f"all_reduce({op!r})", bodies.combined, (op,))
-    return perform(action, x, group.ranks, terms)
+    return perform(_of(op), x, group.ranks, terms)
+
+
+@cache
+def _of(op: ReduceOp) -> Action:
+    return Action(f"all_reduce({op!r})", bodies.combined, (op,))
 
 
 def reduce(x: jax.Array, dst: int, op: ReduceOp, group: Group, terms: Terms) -> jax.Array:
