@@ -33,8 +33,8 @@ class Strategy(Options):
     What acts: `sharding.enable`, `.stage`, `.degree` (ZeRO); `data_axes`; and of `pipeline`
     `enable`, `axis`, `schedule_mode`, `accumulate_steps` or `micro_batch_size`, `pp_degree`,
     `vpp_degree`, `vpp_seg_method`, `split_spec`, `split_backward`, and with it `recompute.enable`.
-    The other fields are there with
-    Paddle's defaults, and `to_static` raises `NotImplementedError` for one that is set.
+    The other fields are there with Paddle's defaults, and `to_static` raises `NotImplementedError`
+    for one that is set.
 
     With `pipeline` the model's run of equal layers is found in its program and shared out, in
     order, over the ranks along the mesh axis `pipeline.axis`; what comes before them runs on the
@@ -44,13 +44,13 @@ class Strategy(Options):
     of a class likewise; or by the layers' parameters, placed on the mesh of a rank,
     `mesh.get_mesh_with_dim("pp")[rank]` of the default mesh; else evenly. A stage may have no
     layers; a point before the first layer or after the last counts as that end of the run. Two
-    stages need no equal layers. `schedule_mode` is a name of `schedules.NAMES` or "auto".
-    `accumulate_steps` is the number of microbatches into which the batch is cut, `micro_batch_size`
-    the most rows of one on each device; the last microbatches may be smaller. A step equals the
-    step without a pipeline, random numbers and means over the whole batch included. Every parameter
-    lies cut over the axis where its dims allow; scanned layers lie where they are used, unrolled
-    ones move to their rank once a step. With `recompute.enable` a stage keeps its input only, and
-    runs again in the backward pass.
+    stages need no equal layers: without them they are halves of equal cost. `schedule_mode` is a
+    name of `schedules.NAMES` or "auto". `accumulate_steps` is the number of microbatches into which
+    the batch is cut, `micro_batch_size` the most rows of one on each device; the last microbatches
+    may be smaller. A step equals the step without a pipeline, random numbers and means over the
+    whole batch included. Every parameter lies cut over the axis where its dims allow; scanned
+    layers lie where they are used, unrolled ones move to their rank once a step. With
+    `recompute.enable` a stage keeps its input only, and runs again in the backward pass.
 
     Args:
       config: field -> value, and group -> dict of its fields.

@@ -8,6 +8,7 @@ from flax import linen, nnx
 
 from meshpar.compiler.program import program_of
 from meshpar.schedules.executors.layers import LayerError, find_layers
+from meshpar.schedules.executors.two_pieces import cut_in_half
 from tests.training.small_pipeline import Block, Net, batch, losses, piped, single
 
 
@@ -86,6 +87,22 @@ def test_the_layers_that_are_found(make, count):
     program = program_of(jax.make_jaxpr(forward)(leaves, batch()[0]))
     found = find_layers(program, program.inputs[:-1], program.inputs[-1:], 1)
     assert found.count == count
+
+
+def test_halves_of_equal_cost():
+    """Products of 12 rows: 4 x 8, then 8 x 6, then 6 x 2; half of 92 is passed in the second."""
+
+    def forward(params, x):
+        for w in params:
+            x = jnp.sin(x @ w)
+        return x.sum()
+
+    params = [jnp.ones(shape) for shape in ((4, 8), (8, 6), (6, 2))]
+    program = program_of(jax.make_jaxpr(forward)(params, jnp.ones((12, 4))))
+    found = cut_in_half(program, program.inputs[:-1], program.inputs[-1:])
+    assert found is not None and found.count == 0
+    assert program.avals[found.x].shape == (12, 8)
+    assert program.nodes[found.last].name == "sin"
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,11 @@ class Two(nnx.Module):
         return self.fc3(jax.nn.relu(self.fc2(jnp.tanh(self.fc1(x)))))
 
 
-@pytest.mark.parametrize("name, point", [("1F1B", END), ("ZBH1", BEGINNING)])
-def test_two_stages_need_no_equal_layers(name, point):
-    dm = piped(Two(), {"pp": 2}, split_spec={"fc2": point}, schedule_mode=name)
+@pytest.mark.parametrize(
+    "name, spec", [("1F1B", {"fc2": END}), ("ZBH1", {"fc2": BEGINNING}), ("FThenB", None)]
+)
+def test_two_stages_need_no_equal_layers(name, spec):
+    dm = piped(Two(), {"pp": 2}, split_spec=spec, schedule_mode=name)
     np.testing.assert_allclose(losses(dm), expected(Two), rtol=1e-5)
 
 

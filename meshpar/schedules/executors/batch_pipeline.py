@@ -17,10 +17,11 @@ from meshpar.schedules.executors.cut_model import CutModel, Piece, check_state, 
 from meshpar.schedules.executors.evaluate import run_program
 from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.layer_order import LayerOrder, even_counts
-from meshpar.schedules.executors.layers import Layers, find_layers
+from meshpar.schedules.executors.layers import LayerError, Layers, find_layers
 from meshpar.schedules.executors.local_actions import Placed, Stages
 from meshpar.schedules.executors.program import PipelineProgram
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
+from meshpar.schedules.executors.two_pieces import cut_in_half
 from meshpar.schedules.schedule import Schedule
 
 __all__ = ["BatchPipeline", "Groups", "Share"]
@@ -81,9 +82,7 @@ class BatchPipeline:
         batch = program.inputs[count + groups.rest :]
         check_state(program, params, batch, results)
         if share is None:
-            stages = schedule.P * schedule.V
-            layers = find_layers(program, params, batch, stages)
-            counts: Sequence[int] = even_counts(layers.count, stages)
+            layers, counts = _found(program, params, batch, schedule.P * schedule.V)
         else:
             layers, counts = share(program, params, batch)
         self.cut: CutModel = cut_model(program, params, batch, layers, results=results)
@@ -219,6 +218,20 @@ class BatchPipeline:
     def _struct(self, value: int) -> jax.ShapeDtypeStruct:
         aval = self._program.avals[value]
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _found(
+    program: Program, params: Sequence[int], batch: Sequence[int], stages: int
+) -> tuple[Layers, Sequence[int]]:
+    """Equal layers, shared out evenly; two stages without them are two halves."""
+    try:
+        layers = find_layers(program, params, batch, stages)
+    except LayerError:
+        halves = cut_in_half(program, params, batch) if stages == 2 else None
+        if halves is None:
+            raise
+        return halves, (0, 0)
+    return layers, even_counts(layers.count, stages)
 
 
 def _without(layout: Layout, axis: str) -> Layout:
