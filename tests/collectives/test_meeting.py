@@ -40,8 +40,8 @@ def test_all_come_in_any_order(address):
 
 
 def test_missing_ranks_are_named_everywhere(address):
-    found = together(address, [(0, 5), (2, 5)], timeout=1.0)
-    assert all("ranks 1, 3, 4 of 5 did not come within 1 s" in text for text in found)
+    found = together(address, [(0, 5), (2, 5)], timeout=3.0)
+    assert all("ranks 1, 3, 4 of 5 did not come within 3 s" in text for text in found)
 
 
 def test_without_rank_0(address):
