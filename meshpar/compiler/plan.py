@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +17,13 @@ from rich.table import Table
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.compiler.emitted import emitted_collectives
 from meshpar.compiler.memory import peak_bytes
-from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_buckets
+from meshpar.compiler.planned import Move, PlannedProgram, in_buckets
 from meshpar.compiler.program import Node
 from meshpar.compiler.why import reasons
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.apply_bucket import bucket_bytes
 from meshpar.placements.layout import Layout
+from meshpar.placements.turns import turns_of
 
 __all__ = ["Collective", "Operation", "Plan"]
 
@@ -247,7 +249,8 @@ class Plan:
                 node.rule.notation() if node.rule is not None else node.why,
             )
             for body in node.bodies:
-                yield from self._operations(body, count * _turns(node))
+                turns = math.ceil(count * turns_of(node.node.eqn))
+                yield from self._operations(body, turns)
 
     def _collectives(self, planned: PlannedProgram, count: int) -> Iterator[Collective]:
         used = planned.program.used()
@@ -262,7 +265,8 @@ class Plan:
                 inside = f"inside {name}"
                 yield Collective(kind, axes, sent, count * times, seconds, value, where, inside)
             for body in node.bodies:
-                yield from self._collectives(body, count * _turns(node))
+                turns = math.ceil(count * turns_of(node.node.eqn))
+                yield from self._collectives(body, turns)
         yield from self._moves(planned, makers, planned.moves, count, "for the output", "")
 
     def _moves(
@@ -322,11 +326,6 @@ class Plan:
             where,
             f"together, the first of them {reason}",
         )
-
-
-def _turns(node: PlannedNode) -> int:
-    """How often the bodies of an operation run; those of a while loop are counted once."""
-    return node.node.params.get("length", 1) if node.node.name == "scan" else 1
 
 
 def _type(aval: Any) -> str:

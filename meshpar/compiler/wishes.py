@@ -78,7 +78,7 @@ def wishes_of(
 def stack_wishes(
     estimate: PlannedProgram, wishes: Mapping[int, Wished], sizes: Mapping[str, int]
 ) -> dict[int, Wish]:
-    """For what loops stack: what is wished of the sums that it passes into, pending."""
+    """For what loops stack: what is wished of the sums into which it passes, still pending."""
     stacked = {v for planned in estimate.nodes if planned.why == "scan" for v in planned.node.outs}
     if not stacked:
         return {}
