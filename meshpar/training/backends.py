@@ -15,6 +15,7 @@ from meshpar.compiler.lower import plan_function, shard_mapped
 from meshpar.compiler.plan import Plan
 from meshpar.placements.layout import Layout
 from meshpar.placements.values import wrap
+from meshpar.training.by_rank import StepByRank, runs_by_rank
 from meshpar.training.state import Arrays, Slots
 from meshpar.training.step import Recipe, State, body
 
@@ -39,10 +40,13 @@ class Built:
     plan: Plan | None
 
 
-def build(recipe: Recipe, mode: str, batch: Slots) -> Built:
-    """The program of a mode for a kind of batch."""
+def build(recipe: Recipe, mode: str, batch: Slots) -> Built | StepByRank:
+    """The program of a mode for a kind of batch, or the programs of its ranks."""
     if mode == "train":
         assert recipe.opt is not None, "train() checks the optimizer"
+    model = runs_by_rank(recipe, mode, batch)
+    if model is not None:
+        return StepByRank(recipe, mode, batch, model)
     return (_by_xla if recipe.partitioner == "xla" else _by_meshpar)(recipe, mode, batch)
 
 

@@ -16,7 +16,7 @@ from meshpar.placements.values import Value
 from meshpar.training.arguments import argument_names
 from meshpar.training.batch import BatchPlacer
 from meshpar.training.collective_table import CollectiveTable, collectives_of
-from meshpar.training.programs import Program, Programs
+from meshpar.training.programs import Program, Programs, whole_program
 from meshpar.training.state import Arrays, Slots
 from meshpar.training.step import Recipe, State
 
@@ -107,9 +107,9 @@ class DistModel:
         step = self._programs.of(mode, batch, self._state, arrays)
         self._drain(_MAX_IN_FLIGHT - 1)
         if mode == "train":
-            self._state, result = step.compiled(self._own_state(), arrays)
+            self._state, result = step(self._own_state(), arrays)
         else:
-            result = step.compiled(self._state, arrays)
+            result = step(self._state, arrays)
         self._in_flight.append(jax.tree.leaves(result))
         return step.finish(result)
 
@@ -138,16 +138,19 @@ class DistModel:
 
         Args:
           *args: a batch, or `jax.ShapeDtypeStruct`s for it; none for that of the last call.
+
+        Raises:
+          NotImplementedError: it is many programs (`Strategy.pipeline.executor`).
         """
-        return self._inspected(args).lowered
+        return self._inspected("lower", args).lowered
 
     def compiled_text(self, *args: Any) -> str:
         """The compiled program of the current mode as HLO text; arguments as of `lower`."""
-        return self._inspected(args).compiled.as_text() or ""
+        return self._inspected("compiled_text", args).compiled.as_text() or ""
 
     def memory_analysis(self, *args: Any) -> Any:
         """XLA's account of the memory of the current mode's program; arguments as of `lower`."""
-        return self._inspected(args).compiled.memory_analysis()
+        return self._inspected("memory_analysis", args).compiled.memory_analysis()
 
     def collectives(self, *args: Any) -> CollectiveTable:
         """The collectives of the current mode's compiled program; arguments as of `lower`."""
@@ -157,9 +160,10 @@ class DistModel:
         """What the current mode's program does, before it runs; arguments as of `lower`.
 
         Raises:
-          NotImplementedError: XLA partitions it, and tells what it decided in `compiled_text()`.
+          NotImplementedError: XLA partitions it, and tells what it decided in `compiled_text()`;
+            or it is many programs (`Strategy.pipeline.executor`).
         """
-        plan = self._inspected(args).plan
+        plan = self._inspected("plan", args).plan
         if plan is None:
             raise NotImplementedError(
                 "DistModel.plan with partitioner='xla': XLA tells what it decided only in "
@@ -183,10 +187,8 @@ class DistModel:
 
         Follows `paddle.distributed.DistModel.dist_main_program` (3.3.1).
         """
-        return (
-            self._programs.last(self._chosen_mode() if mode is None else mode).compiled.as_text()
-            or ""
-        )
+        found = self._programs.last(self._chosen_mode() if mode is None else mode)
+        return whole_program(found, "dist_main_program").compiled.as_text() or ""
 
     def serial_main_program(self, mode: str | None = None) -> str:
         """The program of a mode that has run, before partitioning, as StableHLO text.
@@ -196,7 +198,8 @@ class DistModel:
 
         Follows `paddle.distributed.DistModel.serial_main_program` (3.3.1).
         """
-        return self._programs.last(mode or self._chosen_mode()).lowered.as_text()
+        found = self._programs.last(mode or self._chosen_mode())
+        return whole_program(found, "serial_main_program").lowered.as_text()
 
     # --- the state --------------------------------------------------------------------------------
 
@@ -294,12 +297,12 @@ class DistModel:
         except MeshparError as error:
             raise error.within(f"DistModel in mode {mode!r}") from None
 
-    def _inspected(self, args: tuple[Any, ...]) -> Program:
+    def _inspected(self, asked: str, args: tuple[Any, ...]) -> Program:
         mode = self._chosen_mode()
         if not args:
-            return self._programs.last(mode)
+            return whole_program(self._programs.last(mode), asked)
         batch, arrays = self._place(mode, args)
-        return self._programs.of(mode, batch, self._state, arrays)
+        return whole_program(self._programs.of(mode, batch, self._state, arrays), asked)
 
     def _drain(self, most: int) -> None:
         """Forgets the steps that are done, and waits until at most so many are not."""

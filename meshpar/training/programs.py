@@ -12,10 +12,11 @@ from jax.stages import Compiled, Lowered
 
 from meshpar.compiler.plan import Plan
 from meshpar.training.backends import build
+from meshpar.training.by_rank import StepByRank
 from meshpar.training.state import Arrays, Slots
 from meshpar.training.step import Recipe, State
 
-__all__ = ["MODES", "Program", "Programs", "RecompileWarning"]
+__all__ = ["MODES", "Program", "Programs", "RecompileWarning", "whole_program"]
 
 MODES = ("train", "eval", "predict")
 
@@ -34,21 +35,28 @@ class Program:
     finish: Callable[[Any], Any]
     plan: Plan | None
 
+    def __call__(self, state: State, arrays: Arrays) -> Any:
+        """Runs it; see `backends.Built`."""
+        return self.compiled(state, arrays)
+
+
+Runnable = Program | StepByRank
+
 
 class Programs:
     """Compiles each program once, and remembers the last one of each mode."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._programs: dict[tuple[str, Slots], Program] = {}
-        self._last: dict[str, Program] = {}
+        self._programs: dict[tuple[str, Slots], Runnable] = {}
+        self._last: dict[str, Runnable] = {}
 
     def counts(self) -> dict[str, int]:
         """Mode -> how many programs were compiled for it."""
         counts = Counter(mode for mode, _ in self._programs)
         return {mode: counts[mode] for mode in MODES}
 
-    def of(self, mode: str, batch: Slots, state: State, arrays: Arrays) -> Program:
+    def of(self, mode: str, batch: Slots, state: State, arrays: Arrays) -> Runnable:
         """The program of a mode for a kind of batch, compiled if it was not yet."""
         found = self._programs.get((mode, batch))
         if found is None:
@@ -60,14 +68,15 @@ class Programs:
                     RecompileWarning,
                     stacklevel=3,
                 )
-            built = build(self._recipe, mode, batch)
-            lowered = built.program.lower(state, arrays)
-            found = Program(batch, lowered, lowered.compile(), built.finish, built.plan)
+            found = build(self._recipe, mode, batch)
+            if not isinstance(found, StepByRank):
+                lowered = found.program.lower(state, arrays)
+                found = Program(batch, lowered, lowered.compile(), found.finish, found.plan)
             self._programs[mode, batch] = found
         self._last[mode] = found
         return found
 
-    def last(self, mode: str) -> Program:
+    def last(self, mode: str) -> Runnable:
         """The last program of a mode.
 
         Raises:
@@ -81,6 +90,25 @@ class Programs:
                 "give a batch (jax.ShapeDtypeStructs will do) to lower() or compiled_text()"
             )
         return self._last[mode]
+
+
+def whole_program(found: Runnable, asked: str) -> Program:
+    """What runs a mode, if it is one program.
+
+    Args:
+      found: what runs it.
+      asked: what asks.
+
+    Raises:
+      NotImplementedError: it is many programs.
+    """
+    if isinstance(found, StepByRank):
+        raise NotImplementedError(
+            f"DistModel.{asked} with Strategy.pipeline.executor = 'mpmd': a step in mode "
+            f"{found.mode!r} is a program for each action of each rank, and {asked} is of one "
+            "program; Strategy.pipeline.executor = 'program' makes one that computes the same"
+        )
+    return found
 
 
 def _shapes(batch: Slots) -> str:

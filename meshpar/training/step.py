@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from meshpar.training.adapters import Adapter
-from meshpar.training.pipelined import Pipeline, pipelined
+from meshpar.training.pipeline_options import Pipeline
+from meshpar.training.pipelined import pipelined
 from meshpar.training.state import Arrays, Slots
 
-__all__ = ["Partitioner", "Recipe", "State", "body"]
+__all__ = ["Partitioner", "Recipe", "State", "body", "forward_of", "mean_of", "updated"]
 
 Partitioner = Literal["meshpar", "xla"]
 Tree = Any  # a pytree of arrays, whose type is the user's
@@ -61,10 +62,10 @@ def body(recipe: Recipe, mode: str, batch: Slots) -> Callable[..., Tree]:
         return _train(recipe, batch, params, rest, opt, args)
 
     def evaluate(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> jax.Array:
-        return _mean(forward(partial(_loss, recipe, train=False), params, rest, args))
+        return mean_of(forward(forward_of(recipe, mode), params, rest, args))
 
     def predict(params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]) -> Tree:
-        return forward(partial(recipe.adapter.apply, train=False), params, rest, args)
+        return forward(forward_of(recipe, mode), params, rest, args)
 
     def forward(of: Callable[..., Any], params: Tree, rest: Tree, args: Sequence[Any]) -> Any:
         if recipe.pipeline is None:
@@ -75,28 +76,43 @@ def body(recipe: Recipe, mode: str, batch: Slots) -> Callable[..., Tree]:
     return {"train": train, "eval": evaluate, "predict": predict}[mode]
 
 
+def forward_of(recipe: Recipe, mode: str) -> Callable[..., tuple[Any, Tree]]:
+    """The forward pass of a mode: `(params, rest, args) -> (result, rest)`."""
+    if mode == "predict":
+        return partial(recipe.adapter.apply, train=False)
+    return partial(_loss, recipe, train=mode == "train")
+
+
 def _train(
     recipe: Recipe, batch: Slots, params: Tree, rest: Tree, opt: Tree, args: Sequence[Any]
 ) -> Tree:
-    assert recipe.tx is not None, "train() checks the optimizer"
+    forward = forward_of(recipe, "train")
 
     def objective(params: Tree) -> tuple[jax.Array, Tree]:
-        loss, after = _loss(recipe, params, rest, args, train=True)
-        return _mean(loss), after
+        loss, after = forward(params, rest, args)
+        return mean_of(loss), after
 
     if recipe.pipeline is None:
         (loss, rest), grads = jax.value_and_grad(objective, has_aux=True)(params)
     else:
         given = (recipe.params, params), rest, (batch, args)
-        forward = partial(_loss, recipe, train=True)
         loss, rest, grads = pipelined(recipe.pipeline, forward, *given, train=True)
-        loss = _mean(loss)
+        loss = mean_of(loss)
+    params, opt = updated(recipe, params, opt, grads, loss)
+    return params, rest, opt, loss
+
+
+def updated(
+    recipe: Recipe, params: Tree, opt: Tree, grads: Tree, loss: jax.Array
+) -> tuple[Tree, Tree]:
+    """Parameters and optimizer state after an update."""
+    assert recipe.tx is not None, "train() checks the optimizer"
     if recipe.grads is not None:
         grads = recipe.grads.annotated(grads)
     # Optimizers that look at the loss take it by name; the others ignore it.
     update = optax.with_extra_args_support(recipe.tx).update
     updates, state = update(grads, opt["opt"], params, value=loss, grad=grads)
-    return optax.apply_updates(params, updates), rest, {"opt": state}, loss
+    return optax.apply_updates(params, updates), {"opt": state}
 
 
 def _loss(
@@ -127,6 +143,6 @@ def _loss(
     return jnp.asarray(value), rest
 
 
-def _mean(loss: Any) -> jax.Array:
+def mean_of(loss: Any) -> jax.Array:
     """A loss as one number."""
     return loss[0] / loss[1] if isinstance(loss, tuple) else loss

@@ -31,8 +31,9 @@ class Strategy(Options):
     """The options of `to_static`.
 
     What acts: `sharding.enable`, `.stage`, `.degree` (ZeRO); `data_axes`; and of `pipeline`
-    `enable`, `axis`, `schedule_mode`, `accumulate_steps` or `micro_batch_size`, `pp_degree`,
-    `vpp_degree`, `vpp_seg_method`, `split_spec`, `split_backward`, and with it `recompute.enable`.
+    `enable`, `axis`, `executor`, `schedule_mode`, `accumulate_steps` or `micro_batch_size`,
+    `pp_degree`, `vpp_degree`, `vpp_seg_method`, `split_spec`, `split_backward`, and with it
+    `recompute.enable`.
     The other fields are there with Paddle's defaults, and `to_static` raises `NotImplementedError`
     for one that is set.
 
@@ -51,6 +52,7 @@ class Strategy(Options):
     whole batch included. Every parameter lies cut over the axis where its dims allow; scanned
     layers lie where they are used, unrolled ones move to their rank once a step. With
     `recompute.enable` a stage keeps its input only, and runs again in the backward pass.
+    `executor` is that of `mp.pipeline`: "program", "mpmd", or "auto".
 
     Args:
       config: field -> value, and group -> dict of its fields.
@@ -164,6 +166,7 @@ _ACTING = {
     "pipeline.accumulate_steps",
     "pipeline.axis",
     "pipeline.enable",
+    "pipeline.executor",
     "pipeline.micro_batch_size",
     "pipeline.pp_degree",
     "pipeline.schedule_mode",

@@ -94,8 +94,9 @@ class PipelineConfig(Options):
     """Pipeline parallelism.
 
     Three fields are ours: `axis`, the mesh axis along which the ranks lie; `split_spec`, which
-    Paddle has in the `pp_config` of `parallelize`; and `executor`, as of `mp.pipeline`: a step of
-    `to_static` is one program, so nothing but "program" is there.
+    Paddle has in the `pp_config` of `parallelize`; and `executor`, as of `mp.pipeline`: "program"
+    (one program), "mpmd" (a program for each action of each rank, driven by the host of a single
+    process) or "auto", which is "mpmd" for training where that is estimated to take less time.
     """
 
     enable: bool = False

@@ -17,7 +17,7 @@ from meshpar.training.axes import data_axes, mesh_for, zero_axis
 from meshpar.training.batch import BatchPlacer, read_input_spec
 from meshpar.training.dist_model import DistModel
 from meshpar.training.optimizer_state import create_optimizer_state, optimizer_slots
-from meshpar.training.pipelined import Pipeline, pipeline_of
+from meshpar.training.pipeline_options import Pipeline, pipeline_of
 from meshpar.training.stages import ShardedOptimizer, ShardingStage, cut_over
 from meshpar.training.state import Arrays, Slots, owned_copy, slots_of
 from meshpar.training.step import Partitioner, Recipe, State

@@ -59,10 +59,11 @@ def expected(make=Net):
     return losses(single(make()))
 
 
-def piped(model, axes, loss=loss, tx=None, groups=None, **options):
+def piped(model, axes, loss=loss, tx=None, groups=None, partitioner="meshpar", **options):
     """`axes` is a mesh or what makes one; `groups` are more of a strategy's."""
     mesh = mp.ProcessMesh.create(axes) if isinstance(axes, dict) else axes
     pipeline = {"enable": True, "accumulate_steps": 3, **options}
     strategy = mp.Strategy({"pipeline": pipeline, **(groups or {})})
+    tx = tx or optax.adam(1e-2)
     with mesh:
-        return mp.to_static(model, strategy, loss=loss, optimizer=tx or optax.adam(1e-2))
+        return mp.to_static(model, strategy, loss=loss, optimizer=tx, partitioner=partitioner)

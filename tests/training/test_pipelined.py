@@ -110,8 +110,8 @@ def piped(model, axes, loss=masked, zero=0, partitioner="meshpar", **options):
         )
 
 
-def check(name, mesh, M, model, layers, scanned):
-    options = {"schedule_mode": name, "accumulate_steps": M}
+def check(name, mesh, M, model, layers, scanned, **options):
+    options |= {"schedule_mode": name, "accumulate_steps": M}
     partitioner = "xla" if mesh == "pp2" else "meshpar"
     if name in TWOFOLD:
         options["vpp_degree"] = 2
@@ -220,7 +220,6 @@ def test_state_that_activations_decide():
         ({"schedule_mode": "1F1B", "vpp_degree": 2}, ValueError, "VPP"),
         ({"accumulate_steps": 2, "micro_batch_size": 2}, ValueError, "set one"),
         ({"generation_batch_size": 2}, NotImplementedError, "generation_batch_size"),
-        ({"executor": "mpmd"}, NotImplementedError, "executor"),
     ],
 )
 def test_options_that_do_not_fit(options, error, message):

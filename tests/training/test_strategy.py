@@ -77,6 +77,7 @@ ACTING = (
             "accumulate_steps",
             "axis",
             "enable",
+            "executor",
             "micro_batch_size",
             "pp_degree",
             "schedule_mode",
@@ -146,7 +147,7 @@ def other(value):
 
 INERT = [
     (f"{group}.{name}" if group else name, group, name, default)
-    for group, named in [*PADDLE.items(), ("", BASE), ("pipeline", {"executor": "program"})]
+    for group, named in [*PADDLE.items(), ("", BASE)]
     for name, default in named.items()
     if (f"{group}.{name}" if group else name) not in ACTING
 ]

@@ -19,7 +19,6 @@ from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.layer_order import LayerOrder, even_counts
 from meshpar.schedules.executors.layers import LayerError, Layers, find_layers
 from meshpar.schedules.executors.local_actions import Placed, Stages
-from meshpar.schedules.executors.program import PipelineProgram
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
 from meshpar.schedules.executors.two_pieces import cut_in_half
 from meshpar.schedules.schedule import Schedule
@@ -89,14 +88,13 @@ class BatchPipeline:
         self._program, self._axis, self._mesh = program, axis, mesh
         self._rows = tuple(a for a in data_axes if a in mesh.axis_sizes and a != axis)
         self._layouts = dict(zip(params, groups.params, strict=True))
-        self._train, self._results = train, results
         self._order = LayerOrder.of(counts, schedule)
         stages = self._stages(recompute)
         stored = tuple(
             tuple(self._layouts[v] for v in piece.params)
             for piece in (self.cut.before, self.cut.after)
         )
-        step = PipelineStep(
+        self.step = PipelineStep(
             stages,
             schedule,
             mesh,
@@ -105,10 +103,9 @@ class BatchPipeline:
             in_parts=True,
             stored=(stored[0], stored[1]),
         )
-        self.run = PipelineProgram(step)
 
-    def __call__(self, *leaves: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """Results, other state, and in training the gradients of the parameters."""
+    def inputs(self, *leaves: Any) -> tuple[Arrays, list[Any]]:
+        """What the step takes, and the other state, from the inputs of the model's program."""
         cut = self.cut
         values = dict(zip(self._program.inputs, leaves, strict=True))
         outside = run_program(cut.outside, *leaves)
@@ -128,16 +125,10 @@ class BatchPipeline:
             of(cut.after.given),
             of(cut.layers.shared),
         )
-        results, gradients = self.run(arrays)
-        return results, state, self._gradients(gradients, values) if self._train else []
+        return arrays, state
 
-    # --- inside -----------------------------------------------------------------------------------
-
-    def _own_rows(self) -> list[tuple[int, ...]]:
-        """For each own value of a layer, the values of all layers; or the one that is stacked."""
-        return list(zip(*self.cut.layers.own, strict=True))
-
-    def _gradients(self, made: Gradients, values: dict[int, Any]) -> list[Any]:
+    def gradients(self, made: Gradients, params: Sequence[Any]) -> list[Any]:
+        """Those of the parameters, from what the step made; zeros where it made none."""
         sums: dict[int, Any] = {}
 
         def add(value: int, gradient: Any) -> None:
@@ -150,7 +141,14 @@ class BatchPipeline:
         for piece, gradients in ((self.cut.before, made.first), (self.cut.after, made.last)):
             for value, gradient in zip(piece.params, gradients, strict=True):
                 add(value, gradient)
-        return [sums[v] if v in sums else jnp.zeros_like(values[v]) for v in self._layouts]
+        pairs = zip(self._layouts, params, strict=True)
+        return [sums[v] if v in sums else jnp.zeros_like(x) for v, x in pairs]
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _own_rows(self) -> list[tuple[int, ...]]:
+        """For each own value of a layer, the values of all layers; or the one that is stacked."""
+        return list(zip(*self.cut.layers.own, strict=True))
 
     def _stages(self, recompute: bool) -> Stages:
         cut, order = self.cut, self._order

@@ -21,17 +21,16 @@ def split(x: Any, sharding: NamedSharding, ranks: Sequence[NamedSharding]) -> li
       ranks: the same on the mesh of each rank.
     """
     placed = jax.device_put(x, sharding)
-    blocks = {shard.device: shard.data for shard in placed.addressable_shards}
+    blocks = _blocks(placed)
     shape = (1, *placed.shape[1:])
-    return [_array(shape, own, [blocks[d] for d in own.device_set]) for own in ranks]
+    return [_array(shape, own, blocks) for own in ranks]
 
 
 def joined(
     parts: Sequence[jax.Array], shape: tuple[int, ...], sharding: NamedSharding
 ) -> jax.Array:
     """What `split` split."""
-    blocks = [shard.data for part in parts for shard in part.addressable_shards]
-    return _array(shape, sharding, blocks)
+    return _array(shape, sharding, {d: x for part in parts for d, x in _blocks(part).items()})
 
 
 def on_rank(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -39,8 +38,7 @@ def on_rank(x: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(x, jax.Array) and sharding.device_set <= x.sharding.device_set:
         there, wanted = (s.devices_indices_map(x.shape) for s in (x.sharding, sharding))
         if all(there[device] == box for device, box in wanted.items()):
-            blocks = {shard.device: shard.data for shard in x.addressable_shards}
-            return _array(x.shape, sharding, [blocks[d] for d in sharding.device_set])
+            return _array(x.shape, sharding, _blocks(x))
     return jax.device_put(x, sharding)
 
 
@@ -62,5 +60,15 @@ def laid_out(sharding: NamedSharding) -> Callable[[Any], jax.Array]:
     return jax.jit(lambda x: x, out_shardings=sharding)
 
 
-def _array(shape: tuple[int, ...], sharding: NamedSharding, blocks: list[Any]) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(shape, sharding, blocks, dtype=blocks[0].dtype)
+def _blocks(x: jax.Array) -> dict[Any, jax.Array]:
+    return {shard.device: shard.data for shard in x.addressable_shards}
+
+
+def _array(
+    shape: tuple[int, ...], sharding: NamedSharding, blocks: dict[Any, jax.Array]
+) -> jax.Array:
+    # Arrays of random keys need their blocks in the order of the mesh.
+    devices: Any = sharding.mesh.devices  # `None` on abstract meshes only
+    ordered = [blocks[device] for device in devices.flat]
+    dtype = ordered[0].dtype
+    return jax.make_array_from_single_device_arrays(shape, sharding, ordered, dtype=dtype)

@@ -25,7 +25,7 @@ from meshpar.schedules.executors.arguments import (
 )
 from meshpar.schedules.executors.choice import Executor, best_schedule, choose
 from meshpar.schedules.executors.local_actions import Stages
-from meshpar.schedules.executors.mpmd import PipelineByRank
+from meshpar.schedules.executors.mpmd import PipelineByRank, is_one_process
 from meshpar.schedules.executors.program import PipelineProgram
 from meshpar.schedules.executors.same_function import function_key
 from meshpar.schedules.executors.stage import is_differentiable
@@ -204,7 +204,7 @@ class PipelineCall:
             )
         executors: tuple[Executor, ...] = ("program",)
         if not traced and asked.executor != "program":
-            executors = ("mpmd",) if asked.executor == "mpmd" else ("program", "mpmd")
+            executors = ("mpmd",) if asked.executor == "mpmd" else _possible(asked.mesh)
         schedule, executor = self._planned(executors)
         step = PipelineStep(
             self._stages,
@@ -230,6 +230,10 @@ class PipelineCall:
             return best_schedule(*sizes, asked.costs, executors)
         schedule = auto(*sizes) if asked.schedule == "auto" else table_for(asked.schedule, sizes)
         return schedule, executors[0] if len(executors) == 1 else None
+
+
+def _possible(mesh: ProcessMesh) -> tuple[Executor, ...]:
+    return ("program", "mpmd") if is_one_process(mesh) else ("program",)
 
 
 class _Order:

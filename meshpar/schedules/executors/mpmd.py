@@ -8,22 +8,25 @@ wait for the values they take and for nothing else: a step takes the asynchronou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
+from meshpar.mesh import ProcessMesh
 from meshpar.placements.blocks import storage_spec
 from meshpar.placements.layout import Layout
 from meshpar.schedules.actions import Action
 from meshpar.schedules.executors.between_ranks import everywhere, joined, laid_out, on_rank, split
+from meshpar.schedules.executors.in_time import by_microbatch
 from meshpar.schedules.executors.rank_programs import RankPrograms
 from meshpar.schedules.executors.signatures import Blocks, Kind, Signatures
 from meshpar.schedules.executors.stash import Stash
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep, Result
 
-__all__ = ["PipelineByRank"]
+__all__ = ["PipelineByRank", "check_one_process", "is_one_process"]
 
 AHEAD = 8
 """How many actions of a rank are dispatched before the oldest has ended: enough to hide the host's
@@ -35,23 +38,15 @@ class PipelineByRank:
     """A step run from the host, as programs of its ranks.
 
     Args:
-      step: what is run, with microbatches of its own rather than parts of a batch.
+      step: what is run.
 
     Raises:
       NotImplementedError: some devices of the mesh belong to other processes.
     """
 
     def __init__(self, step: PipelineStep) -> None:
-        assert not step.in_parts, "a batch in parts is run by the program executor"
+        check_one_process(step.mesh, "pipeline(executor='mpmd')")
         self.step = step
-        mine = jax.process_index()
-        others = {d.process_index for d in step.mesh.jax_mesh.devices.flat} - {mine}
-        if others:
-            raise NotImplementedError(
-                "pipeline(executor='mpmd') over several processes: the mesh has devices of "
-                f"processes {sorted(others | {mine})}, and one host drives all ranks. "
-                "executor='program' runs over any number of processes"
-            )
         self.signatures = Signatures(step)
         ranks = range(step.schedule.P)
         self.ranks = [RankPrograms(step, self.signatures, rank) for rank in ranks]
@@ -63,6 +58,9 @@ class PipelineByRank:
 
         Args:
           arrays: concrete ones; they are moved to where they are needed if they lie elsewhere.
+            Where microbatches are parts of a batch, the storage of the layouts of the step.
+
+        Where they are parts, a result is the storage of its layout too.
         """
         totals = [programs.start(self._totals_of(r)) for r, programs in enumerate(self.ranks)]
         run = _Run(self, self._values(arrays), totals)
@@ -101,12 +99,16 @@ class PipelineByRank:
             parts = split(x, self._sharding(y), [p.sharding(y) for p in self.ranks])
             for values, part in zip(out, parts, strict=True):
                 values["own"].append(part)
+        batch = [arrays.microbatches, arrays.targets, arrays.extras]
+        if step.in_parts:
+            batch = self._by_microbatch(*batch)
+        stored = step.by_microbatch
         groups = {
             "first": (arrays.first, step.first, [self._first]),
             "last": (arrays.last, step.last, [self._last]),
-            "microbatches": (arrays.microbatches, step.batch[0], [self._first]),
-            "targets": (arrays.targets, step.batch[1], [self._last]),
-            "extras": (arrays.extras, step.batch[2], range(len(self.ranks))),
+            "microbatches": (batch[0], stored[0], [self._first]),
+            "targets": (batch[1], stored[1], [self._last]),
+            "extras": (batch[2], stored[2], range(len(self.ranks))),
         }
         for name, (leaves, stored, ranks) in groups.items():
             whole = [
@@ -118,6 +120,31 @@ class PipelineByRank:
                 pairs = zip(whole, shardings, strict=True)
                 out[rank][name] = [on_rank(x, sharding) for x, sharding in pairs]
         return out
+
+    @cached_property
+    def _by_microbatch(self) -> Callable[..., list[list[Any]]]:
+        """The program that gives a batch a dim of microbatches."""
+        step, stages = self.step, self.step.stages
+        placed = (stages.microbatch, stages.target, stages.extras)
+
+        def local(*groups: Sequence[Any]) -> list[list[Any]]:
+            return [
+                [by_microbatch(x, y, step.schedule.M) for x, y in zip(xs, p.layouts, strict=True)]
+                for xs, p in zip(groups, placed, strict=True)
+            ]
+
+        inputs, outputs = (
+            [[storage_spec(y, step.sizes) for y in layouts] for layouts in groups]
+            for groups in (step.batch, step.by_microbatch)
+        )
+        run = jax.shard_map(
+            local,
+            mesh=step.mesh.jax_mesh,
+            in_specs=tuple(inputs),
+            out_specs=outputs,
+            check_vma=False,
+        )
+        return jax.jit(run)
 
     def _gathered(self, x: Any, stored: Layout) -> jax.Array:
         """Parameters that are cut over the ranks, whole on each of them."""
@@ -191,6 +218,33 @@ class _Run:
         tokens.append(token)
         if len(tokens) > AHEAD:
             tokens.popleft().block_until_ready()
+
+
+def is_one_process(mesh: ProcessMesh) -> bool:
+    """Whether this process has all devices of a mesh."""
+    return _processes(mesh) == {jax.process_index()}
+
+
+def check_one_process(mesh: ProcessMesh, asked: str) -> None:
+    """Refuses a mesh with devices of other processes.
+
+    Args:
+      mesh: the mesh.
+      asked: what asks for this executor.
+
+    Raises:
+      NotImplementedError: there are some.
+    """
+    if not is_one_process(mesh):
+        raise NotImplementedError(
+            f"{asked} over several processes: the mesh has devices of processes "
+            f"{sorted(_processes(mesh) | {jax.process_index()})}, and one host drives all ranks. "
+            "executor='program' runs over any number of processes"
+        )
+
+
+def _processes(mesh: ProcessMesh) -> set[int]:
+    return {device.process_index for device in mesh.jax_mesh.devices.flat}
 
 
 def _without(layout: Layout, axis: str) -> Layout:

@@ -7,6 +7,7 @@ storage of its layout there (see `placements.blocks`), of which each device has 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,9 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.apply_steps import apply_steps
-from meshpar.placements.blocks import partial_axes_in_order, storage_spec
+from meshpar.placements.axis_position import in_time
+from meshpar.placements.blocks import local_shape, partial_axes_in_order, storage_spec
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
+from meshpar.schedules.executors.in_time import TIME, whole
 from meshpar.schedules.executors.rank_actions import RankActions
 from meshpar.schedules.executors.signatures import Blocks, Kind, Signatures
 from meshpar.schedules.executors.step import PipelineStep, Result
@@ -69,9 +72,12 @@ class RankPrograms:
         totals: Layouts = {name: s.total_layouts(name) for name in s.totals(kind)}
 
         def local(sums: Blocks, given: Blocks, chunk: Any, microbatch: Any) -> Any:
-            new, out = self._actions.run(
-                kind, self._opened(sums, totals), self._opened(given, values), chunk, microbatch
-            )
+            step = self._step
+            count = step.schedule.M
+            with in_time(TIME, microbatch, count) if step.in_parts else nullcontext():
+                new, out = self._actions.run(
+                    kind, self._opened(sums, totals), self._opened(given, values), chunk, microbatch
+                )
             return self._closed(new, totals), self._closed(out, made), microbatch + 0
 
         number = PartitionSpec()
@@ -105,12 +111,22 @@ class RankPrograms:
 
         def local(sums: Blocks) -> Blocks:
             blocks = self._opened(sums, layouts)
+            if self._step.in_parts and "result" in blocks:
+                blocks["result"] = self._of_batch(blocks["result"], results["result"])
             return {
                 name: [self._turned(x, r) for x, r in zip(group, results[name], strict=True)]
                 for name, group in blocks.items()
             }
 
         return self._compiled(local, (self._specs(layouts),), self._specs(wanted))
+
+    def _of_batch(self, blocks: Sequence[Any], results: Sequence[Result]) -> list[Any]:
+        """Blocks of the results of a batch, from those of its microbatches."""
+        layouts = self._step.actions.result.layouts
+        return [
+            whole(x, y, local_shape(r.shape, r.made, self._sizes))
+            for x, y, r in zip(blocks, layouts, results, strict=True)
+        ]
 
     def _of_rank(self, name: str, result: Result) -> Result:
         """A result as this rank has it; own parameters have a dim of ranks, here of size 1."""

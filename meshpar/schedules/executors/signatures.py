@@ -16,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshpar.placements.layout import Layout
+from meshpar.schedules.executors.in_time import without_time
 from meshpar.schedules.executors.step import PipelineStep, below
 
 __all__ = ["Blocks", "Kind", "Signatures"]
@@ -102,17 +103,20 @@ class Signatures:
         ]
 
     def layouts(self, name: str) -> Sequence[Layout]:
-        """The layouts of arrays between actions, on the mesh; of `kept` those of all values."""
+        """The layouts of arrays between actions, on the mesh; of `kept` those of all values.
+
+        A batch has a dim of microbatches first, also where they are parts of it.
+        """
         step, actions, s = self._step, self._actions, self._step.stages
         groups: dict[str, Sequence[Layout]] = {
             "own": step.own,
             "first": s.first_params.layouts,
             "last": s.last_params.layouts,
-            "microbatches": step.batch[0],
-            "targets": step.batch[1],
-            "extras": step.batch[2],
-            "sent": actions.x_layouts,
-            "kept": actions.layouts,
+            "microbatches": step.by_microbatch[0],
+            "targets": step.by_microbatch[1],
+            "extras": step.by_microbatch[2],
+            "sent": [without_time(y) for y in actions.x_layouts],
+            "kept": [without_time(y) for y in actions.layouts],
         }
         return groups[name]
 
@@ -121,7 +125,7 @@ class Signatures:
         actions = self._actions
         stacked = {"result": actions.result.layouts, "given": actions.x_layouts}
         if name in stacked:
-            return [below(y, ()) for y in stacked[name]]
+            return [below(without_time(y), ()) for y in stacked[name]]
         return [r.made.without_partial((self._step.axis,)) for r in self._step.results[name]]
 
     def zeros(self, name: str) -> list[Any]:

@@ -86,6 +86,7 @@ class PipelineStep:
       first: those in which the parameters of the first function lie.
       last: those of the last function's.
       batch: those of microbatches, targets and extras, each with all microbatches.
+      by_microbatch: the same, with a dim of microbatches first.
       results: the results by name, in the order in which an executor returns them.
 
     Args:
@@ -135,6 +136,10 @@ class PipelineStep:
         self.own = [below(y, (axis,), ()) for y in stages.own.layouts]
         self.batch = [
             [self._batch(y) for y in placed.layouts]
+            for placed in (stages.microbatch, stages.target, stages.extras)
+        ]
+        self.by_microbatch = [
+            [below(without_time(y), ()) for y in placed.layouts]
             for placed in (stages.microbatch, stages.target, stages.extras)
         ]
         self.results: dict[str, list[Result]] = self._results()
