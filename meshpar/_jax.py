@@ -439,15 +439,35 @@ def assembled(aval: Any, sharding: Any, blocks: Sequence[jax.Array]) -> jax.Arra
     return _array.ArrayImpl(aval, sharding, own, committed=True, _skip_checks=True)
 
 
-def own_block(whole: jax.Array, committed: bool) -> jax.Array:
-    """This process's block of an array of which it has one, as an array of its own.
+def run_on_own(executable: Any, blocks: Sequence[jax.Array]) -> list[jax.Array]:
+    """Runs a program of one device of every process on this process's blocks of its arguments.
+
+    As calling it with arrays made of the blocks, and taking the blocks of its results, without
+    making any of these: that takes longer than all else around a small program. Nothing is checked.
 
     Args:
-      whole: the array.
-      committed: whether the block is bound to its device, as JAX calls it.
+      executable: what `jax.stages.Compiled.runtime_executable` gives.
+      blocks: of all its arguments, on its device, and laid out as of `layouts_of`.
+
+    Returns:
+      Blocks that are bound to their device.
     """
-    array: Any = whole
-    block = array._arrays[0]
-    if committed:
-        return block
-    return _array.ArrayImpl(block.aval, block.sharding, [block], committed=False, _skip_checks=True)
+    results = executable.execute_sharded(blocks).disassemble_into_single_device_arrays()
+    return [blocks[0] for blocks in results]
+
+
+def layouts_of(executable: Any) -> list[object]:
+    """How the memory of each argument of a program is ordered; equal to `layout_of` its arrays."""
+    return executable.get_parameter_layouts()
+
+
+def layout_of(x: jax.Array) -> object:
+    """How an array's memory is ordered."""
+    array: Any = x
+    return array._pjrt_layout
+
+
+def unbound(x: jax.Array) -> jax.Array:
+    """An array of one device that is free to move to another one; JAX calls it not committed."""
+    array: Any = x
+    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)

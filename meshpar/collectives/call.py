@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import jax
@@ -22,15 +21,18 @@ from meshpar.placements.values import describe
 
 __all__ = ["Call", "calling"]
 
+_WAITS = between.Terms()  # without a time limit
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(eq=False, slots=True)
 class Call:
-    """One call of a collective.
+    """One call of a collective; a context whose errors name it and show its arguments.
 
     Args:
       name: the public function.
       region: the region it is called in; `None` between processes.
       group: the group; between processes one of process ranks.
+      given: the group that the caller gave.
       terms: how it waits, between processes.
       arguments: what errors show.
     """
@@ -38,8 +40,22 @@ class Call:
     name: str
     region: Region | None
     group: Group
+    given: Group | None
     terms: between.Terms
     arguments: Mapping[str, Any]
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if isinstance(error, MeshparError):
+            raise self.named(error) from None
+
+    def named(self, error: MeshparError) -> MeshparError:
+        """An error from inside, with this call's name and arguments."""
+        return _named(error, self.name, self.given, self.arguments)
 
     @property
     def sync(self) -> bool:
@@ -104,7 +120,7 @@ class _Started:
         try:
             return self.pending.result()
         except MeshparError as error:
-            raise _named(error, self.call.name, self.call.group, self.call.arguments) from None
+            raise self.call.named(error) from None
 
     def done(self) -> bool:
         return self.pending.done()
@@ -113,15 +129,14 @@ class _Started:
         return f"<{self.call.name}, {'ended' if self.done() else 'on its way'}>"
 
 
-@contextlib.contextmanager
 def calling(
     name: str,
     group: Group | None,
     timeout: float | timedelta | None = None,
     sync_op: bool = True,
     **arguments: Any,
-) -> Iterator[Call]:
-    """The call of a public collective; errors from inside name it and show its arguments.
+) -> Call:
+    """The call of a public collective, for a `with`.
 
     Args:
       name: the public function.
@@ -148,8 +163,9 @@ def calling(
                 because="the region is one compiled program, and XLA cannot end a collective in it",
                 instead="leave `timeout` out",
             )
-        terms = between.Terms(seconds(timeout) or chosen.timeout, None if sync_op else [])
-        yield Call(name, region, chosen, terms, arguments)
+        limit = seconds(timeout) or chosen.timeout
+        terms = _WAITS if sync_op and limit is None else between.Terms(limit, None if sync_op else [])
+        return Call(name, region, chosen, group, terms, arguments)
     except MeshparError as error:
         raise _named(error, name, group, arguments) from None
 

@@ -16,14 +16,19 @@ def placed(x: Any, world: World) -> Any:
     """`x`, an array or a list of arrays, on this process's first device.
 
     Raises:
-      CollectiveError: it lies on devices of several processes.
+      CollectiveError: it lies on devices of several processes, or is deleted.
     """
     if isinstance(x, list):
         return [placed(item, world) for item in x]
     if not isinstance(x, jax.Array):
-        return jax.device_put(x, world.device)
-    sharding = x.sharding
-    if sharding.num_devices == 1 and sharding.device_set == {world.device}:
+        return jax.device_put(x, world.home)
+    if x.is_deleted():
+        raise CollectiveError(
+            f"the array {x.dtype}{list(x.shape)} is deleted.",
+            because="it was donated to a program, or its delete() was called",
+            instead="the program's result in its place",
+        )
+    if x.sharding == world.home:
         return x
     if not x.is_fully_addressable:
         raise CollectiveError(
@@ -33,4 +38,4 @@ def placed(x: Any, world: World) -> Any:
             instead="mp.local_value(x) is this process's piece; mp.reshard and mp.jit work on the "
             "whole",
         )
-    return jax.device_put(x, world.device)
+    return jax.device_put(x, world.home)

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from meshpar._jax import array_type, assembled, own_block
+from meshpar._jax import unbound
+from meshpar.collectives.between.runnable import Runnable
 
 __all__ = ["AXIS", "LENGTH", "Body", "Program"]
 
@@ -31,19 +31,18 @@ class Program:
     """A collective for one shape, dtype and tuple of ranks.
 
     Args:
-      compiled: takes the ranks' blocks, joined along dim 0.
-      heavier: the same with something else to do: it takes and gives `LENGTH` numbers a rank, too.
-      sharding: that of the joined blocks.
-      aval: their type.
-      scalar: whether a block has no dims; it travels as one of shape (1,).
+      plain: takes this rank's blocks.
+      heavier: the same with something else to do: it takes and gives `LENGTH` numbers, too.
+      widened: makes a block of shape (1,) of one without dims, which travels so.
+      results: what it gives for blocks without elements, for which nothing is sent; a pytree of
+        their types. `None` where there are elements.
       blocks: how many there are and of what dtype and shape, for messages.
     """
 
-    compiled: Callable[[Any], Any]
-    heavier: Callable[[Any, Any], tuple[Any, Any]]
-    sharding: NamedSharding
-    aval: Any  # of a type that JAX does not export
-    scalar: bool
+    plain: Runnable
+    heavier: Runnable
+    widened: Callable[[jax.Array], jax.Array] | None
+    results: Any
     blocks: str
 
     def text(self, action: str) -> str:
@@ -52,10 +51,10 @@ class Program:
 
     def __call__(self, x: Any) -> Any:
         """Starts it on this rank's blocks; gives this rank's result, which may not be there yet."""
-        model = x[0] if isinstance(x, list) else x
-        if not model.size:
-            return self._of_nothing(x)
-        return self._owned(self.compiled(self._wholes(x)), model)
+        if self.results is not None:
+            return self._of_nothing()
+        blocks = self._fitted(x)
+        return self.plain.formed(_own(self.plain(blocks), x))
 
     def beside(self, numbers: jax.Array, x: Any) -> tuple[jax.Array | None, Any]:
         """Starts it so that it does not run in this thread.
@@ -67,35 +66,20 @@ class Program:
         Returns:
           Numbers that are there when it has ended, if there is anything to do; and the result.
         """
-        model = x[0] if isinstance(x, list) else x
-        if not model.size:
-            return None, self._of_nothing(x)
-        aval = array_type((LENGTH * self.sharding.num_devices,), numbers.dtype)
-        whole = assembled(aval, self.sharding, [numbers])
-        token, out = self.heavier(whole, self._wholes(x))
-        return own_block(token, committed=True), self._owned(out, model)
+        if self.results is not None:
+            return None, self._of_nothing()
+        token, *results = self.heavier([numbers, *self._fitted(x)])
+        return self.heavier.formed([token, *_own(results, x)])
 
-    def _of_nothing(self, x: Any) -> Any:
-        """The result for blocks without elements, for which nothing is sent."""
-        ranks = self.sharding.num_devices
-        struct = jax.ShapeDtypeStruct(self.aval.shape, self.aval.dtype)
-        out = jax.eval_shape(self.compiled, jax.tree.map(lambda _: struct, x))
-        return jax.tree.map(lambda y: jnp.zeros((y.shape[0] // ranks, *y.shape[1:]), y.dtype), out)
+    def _of_nothing(self) -> Any:
+        return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), self.results)
 
-    def _wholes(self, x: Any) -> Any:
-        # By hand, as jax.tree.map takes longer than all else here.
-        return [self._whole(block) for block in x] if isinstance(x, list) else self._whole(x)
+    def _fitted(self, x: Any) -> list[jax.Array]:
+        blocks = list(x) if isinstance(x, list) else [x]
+        return blocks if self.widened is None else [self.widened(block) for block in blocks]
 
-    def _whole(self, block: jax.Array) -> jax.Array:
-        return assembled(self.aval, self.sharding, [block.reshape(1) if self.scalar else block])
 
-    def _owned(self, out: Any, model: jax.Array) -> Any:
-        # Free to move to another device where the caller's array was.
-        committed = getattr(model, "committed", True)
-        if isinstance(out, jax.Array):
-            return self._own(out, committed)
-        return [self._own(y, committed) for y in out]
-
-    def _own(self, whole: jax.Array, committed: bool) -> jax.Array:
-        mine = own_block(whole, committed)
-        return mine.reshape(()) if self.scalar else mine
+def _own(results: list[jax.Array], x: Any) -> list[jax.Array]:
+    """Results that are free to move to another device where the caller's array was."""
+    model = x[0] if isinstance(x, list) else x
+    return results if getattr(model, "committed", True) else [unbound(y) for y in results]

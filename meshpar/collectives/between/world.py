@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from meshpar.collectives.between.channel import Channel
 from meshpar.collectives.between.lane import Lane
@@ -27,6 +28,9 @@ class World:
       patience: how long it waits.
       peers: the other ranks.
       store: what they tell each other; `None` in a job of one.
+
+    Its `device` is the one whose collectives are this process's, its first one, and `home` the
+    sharding of arrays there.
     """
 
     def __init__(
@@ -41,18 +45,14 @@ class World:
         for device in jax.devices():
             first.setdefault(device.process_index, device)
         self.devices = [first[rank] for rank in range(place.size)]
+        self.rank = place.rank
+        self.device: Any = self.devices[self.rank]
+        self.home = SingleDeviceSharding(self.device)
+        self.widened = jax.jit(
+            lambda x: x.reshape(1), in_shardings=self.home, out_shardings=self.home
+        )
         self.order = Order(self.device)
         self.has_lanes = self.device.platform == "cpu"
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self.place.rank
-
-    @property
-    def device(self) -> Any:
-        """The device whose collectives are this process's: its first one."""
-        return self.devices[self.rank]
 
     def channel(self, ranks: tuple[int, ...], pair: bool = False) -> Channel:
         """The channel between some ranks."""
