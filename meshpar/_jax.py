@@ -439,7 +439,7 @@ def assembled(aval: Any, sharding: Any, blocks: Sequence[jax.Array]) -> jax.Arra
     return _array.ArrayImpl(aval, sharding, own, committed=True, _skip_checks=True)
 
 
-def run_on_own(executable: Any, blocks: Sequence[jax.Array]) -> list[jax.Array]:
+def run_on_own(executable: Any, blocks: Sequence[jax.Array], bound: bool) -> list[jax.Array]:
     """Runs a program of one device of every process on this process's blocks of its arguments.
 
     As calling it with arrays made of the blocks, and taking the blocks of its results, without
@@ -448,12 +448,13 @@ def run_on_own(executable: Any, blocks: Sequence[jax.Array]) -> list[jax.Array]:
     Args:
       executable: what `jax.stages.Compiled.runtime_executable` gives.
       blocks: of all its arguments, on its device, and laid out as of `layouts_of`.
-
-    Returns:
-      Blocks that are bound to their device.
+      bound: whether the results are bound to their device (JAX calls it committed), or free to move
+        to another one.
     """
     results = executable.execute_sharded(blocks).disassemble_into_single_device_arrays()
-    return [blocks[0] for blocks in results]
+    if bound:
+        return [own[0] for own in results]
+    return [_array.ArrayImpl(own[0].aval, own[0].sharding, own, False, True) for own in results]
 
 
 def layouts_of(executable: Any) -> list[object]:
@@ -465,9 +466,3 @@ def layout_of(x: jax.Array) -> object:
     """How an array's memory is ordered."""
     array: Any = x
     return array._pjrt_layout
-
-
-def unbound(x: jax.Array) -> jax.Array:
-    """An array of one device that is free to move to another one; JAX calls it not committed."""
-    array: Any = x
-    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)

@@ -77,10 +77,9 @@ class Call:
           *args, **named: its arguments.
           terms: on what terms between processes; the call's own where left out.
         """
-        own = getattr(self.place, operation)
         if self.region is not None:
-            return own(*args, self.group, **named)
-        return own(*args, self.group, terms or self.terms, **named)
+            return getattr(inside, operation)(*args, self.group, **named)
+        return getattr(between, operation)(*args, self.group, terms or self.terms, **named)
 
     def done(self, result: Callable[[], Any]) -> Any:
         """The result of a call, or a task that will have it.
@@ -147,7 +146,7 @@ def calling(
     """
     try:
         region = current_region()
-        chosen = world() if group is None else group
+        chosen = world(region) if group is None else group
         if not isinstance(chosen, Group):
             raise CollectiveError(
                 f"group={group!r} is no group.",
@@ -155,7 +154,7 @@ def calling(
             )
         if region is None:
             if group is not None:
-                world()  # raises where there are no processes
+                world(None)  # raises where there are no processes
                 chosen = process_group_of(chosen)
         elif timeout is not None:
             raise CollectiveError(

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import jax
 
 from meshpar._jax import is_tracer
 from meshpar.collectives import processes
+from meshpar.collectives.between.world import joined
 from meshpar.collectives.region import Region, current_region
 from meshpar.collectives.start import leave
 from meshpar.errors import CollectiveError
@@ -78,7 +78,7 @@ def new_group(
             "NCCL_* variables of the environment"
         )
     if ranks is None:
-        members = world().ranks
+        members = world(current_region()).ranks
     else:
         given = list(ranks)
         wrong = next((r for r in given if isinstance(r, bool) or not hasattr(r, "__index__")), None)
@@ -118,8 +118,9 @@ def get_group(id: int = 0) -> Group | None:
 
     Follows `paddle.distributed.get_group` (3.3.1).
     """
-    if id == 0 and (current_region() is not None or processes.is_initialized()):
-        return world()
+    region = current_region()
+    if id == 0 and (region is not None or processes.is_initialized()):
+        return world(region)
     if id in _groups.by_id:
         return _groups.by_id[id]
     warnings.warn(f"get_group({id}): there is no such group", stacklevel=2)
@@ -182,16 +183,16 @@ def is_available() -> bool:
     return True
 
 
-def world() -> Group:
-    """All ranks: the region's devices inside a region, the processes outside.
+def world(region: Region | None) -> Group:
+    """All ranks: the region's devices inside one, the processes outside.
 
     Raises:
       CollectiveError: neither in a region nor among processes.
     """
-    region = current_region()
     if region is not None:
         return region.world
-    if not processes.is_initialized():
+    job = joined()
+    if job is None:
         raise CollectiveError(
             "there are no ranks here.",
             because="a rank is a device inside a region, and a process after "
@@ -200,12 +201,7 @@ def world() -> Group:
             "mesh; python -m meshpar.launch --nproc_per_node 2 script.py starts processes, which "
             "call mp.init_parallel_env()",
         )
-    return _everyone(processes.process_count())
-
-
-@cache
-def _everyone(count: int) -> Group:
-    return Group(tuple(range(count)), id=0)
+    return job.everyone
 
 
 def check_member(what: str, rank: Any, group: Group, region: Region | None) -> None:

@@ -163,7 +163,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp], *, timeout: Timeout = None) 
 
 def _among_processes(operations: Sequence[P2POp]) -> list[P2POp]:
     """The operations with groups of processes, and peers that are in them."""
-    everyone = world()
+    everyone = world(None)
     out: list[P2POp] = []
     for op in operations:
         group = process_group_of(op.group or everyone)

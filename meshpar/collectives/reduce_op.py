@@ -45,10 +45,12 @@ def check_reduction(op: Any, x: Any) -> ReduceOp:
     Raises:
       CollectiveError: there is no such operation, or it does not take the dtype.
     """
-    if type(op) is not ReduceOp and (isinstance(op, bool) or op not in tuple(ReduceOp)):
-        names = ", ".join(f"ReduceOp.{member.name}" for member in ReduceOp)
-        raise CollectiveError(f"op={op!r} is no reduction.", because=f"there are {names}")
-    member = ReduceOp(op)
+    member = op
+    if type(op) is not ReduceOp:
+        if isinstance(op, bool) or op not in tuple(ReduceOp):
+            names = ", ".join(f"ReduceOp.{member.name}" for member in ReduceOp)
+            raise CollectiveError(f"op={op!r} is no reduction.", because=f"there are {names}")
+        member = ReduceOp(op)
     because, instead = _refusal(member, x.dtype)
     if because:
         raise CollectiveError(

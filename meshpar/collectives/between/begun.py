@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import TracebackType
 
 import jax
@@ -13,7 +12,7 @@ from meshpar.collectives.between.faults import gone, lost
 from meshpar.collectives.between.world import World
 from meshpar.errors import CollectiveError
 
-__all__ = ["agreed", "begun", "check_member"]
+__all__ = ["Begun", "agreed", "check_member"]
 
 
 def check_member(world: World, ranks: tuple[int, ...]) -> None:
@@ -43,27 +42,32 @@ def agreed(world: World, channel: Channel, moment: Moment) -> None:
         channel.agreed.add(moment.text)
 
 
-def begun(
-    world: World, channel: Channel, text: str, timeout: float | None, *, gives_up: bool = True
-) -> Begun:
+class Begun:
     """The next call of a channel, which ends with the `with` unless it gets a `result`.
 
+    A class, as what `contextlib` makes takes three times as long.
+
     Args:
+      world, channel: whose it is.
       text, timeout, gives_up: as of `Channel.begin`.
 
     Raises:
       PeerError: what XLA raises where a peer has gone.
     """
-    return Begun(world, channel, channel.begin(text, timeout, gives_up=gives_up))
 
+    __slots__ = ("call", "channel", "world")
 
-@dataclass(eq=False, slots=True)
-class Begun:
-    """A call that has begun; a class, as `contextlib` would take three times as long."""
-
-    world: World
-    channel: Channel
-    call: Open
+    def __init__(
+        self,
+        world: World,
+        channel: Channel,
+        text: str,
+        timeout: float | None,
+        *,
+        gives_up: bool = True,
+    ) -> None:
+        self.world, self.channel = world, channel
+        self.call = channel.begin(text, timeout, gives_up=gives_up)
 
     def __enter__(self) -> Open:
         return self.call

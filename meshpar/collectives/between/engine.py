@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from meshpar.collectives.between.begun import agreed, begun, check_member
+from meshpar.collectives.between.begun import Begun, agreed, check_member
 from meshpar.collectives.between.channel import Channel, Moment
 from meshpar.collectives.between.faults import expired
 from meshpar.collectives.between.flight import Flight
@@ -64,7 +64,7 @@ def perform(
     channel = world.channel(ranks, pair)
     waits = terms.timeout is None and terms.flights is None
     with world.order.turn:
-        with begun(world, channel, program.text(action.name), terms.timeout) as call:
+        with Begun(world, channel, program.text(action.name), terms.timeout) as call:
             agreed(world, channel, call.moment)
             if not world.order.clear(call.moment.until):
                 assert terms.timeout is not None, "only a time limit passes"
@@ -108,5 +108,5 @@ def in_turn(
     if pair and world.has_lanes:
         return in_lane(world, text, work, (ranks[0], ranks[1]), terms)
     channel = world.channel(ranks, pair)
-    with world.order.turn, begun(world, channel, text, terms.timeout) as call:
+    with world.order.turn, Begun(world, channel, text, terms.timeout) as call:
         return work(world, channel, call.moment)

@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from typing import Any
 
-from meshpar.collectives.between.begun import begun, check_member
+from meshpar.collectives.between.begun import Begun, check_member
 from meshpar.collectives.between.behind import publish
 from meshpar.collectives.between.channel import Channel, Moment
 from meshpar.collectives.between.faults import expired, gone, gone_long
@@ -78,7 +78,7 @@ def in_lane(
 
     def run() -> Any:
         # A caller that gives up leaves this behind, where the other side still finds it.
-        with begun(world, channel, text, terms.timeout, gives_up=False) as call:
+        with Begun(world, channel, text, terms.timeout, gives_up=False) as call:
             return work(world, channel, call.moment)
 
     if lane.is_mine or (terms.timeout is None and lane.is_free and world.order.is_idle):

@@ -69,7 +69,7 @@ class Peers:
 
     def of(self, ranks: Sequence[int]) -> list[Departure]:
         """Those of `ranks` that have gone."""
-        return [self.gone[r] for r in ranks if r in self.gone] if self.gone else []
+        return [self.gone[r] for r in ranks if r in self.gone]
 
     def say(self, how: How, text: str = "") -> None:
         """Tells all others that this rank goes away."""

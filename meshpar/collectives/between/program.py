@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshpar._jax import unbound
 from meshpar.collectives.between.runnable import Runnable
 
 __all__ = ["AXIS", "LENGTH", "Body", "Program"]
@@ -53,8 +52,7 @@ class Program:
         """Starts it on this rank's blocks; gives this rank's result, which may not be there yet."""
         if self.results is not None:
             return self._of_nothing()
-        blocks = self._fitted(x)
-        return self.plain.formed(_own(self.plain(blocks), x))
+        return self.plain(self._fitted(x), _bound(x))
 
     def beside(self, numbers: jax.Array, x: Any) -> tuple[jax.Array | None, Any]:
         """Starts it so that it does not run in this thread.
@@ -68,8 +66,7 @@ class Program:
         """
         if self.results is not None:
             return None, self._of_nothing()
-        token, *results = self.heavier([numbers, *self._fitted(x)])
-        return self.heavier.formed([token, *_own(results, x)])
+        return self.heavier([numbers, *self._fitted(x)], _bound(x))
 
     def _of_nothing(self) -> Any:
         return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), self.results)
@@ -79,7 +76,6 @@ class Program:
         return blocks if self.widened is None else [self.widened(block) for block in blocks]
 
 
-def _own(results: list[jax.Array], x: Any) -> list[jax.Array]:
-    """Results that are free to move to another device where the caller's array was."""
-    model = x[0] if isinstance(x, list) else x
-    return results if getattr(model, "committed", True) else [unbound(y) for y in results]
+def _bound(x: Any) -> bool:
+    """Whether the results are bound to their device: where the caller's array was."""
+    return getattr(x[0] if isinstance(x, list) else x, "committed", True)

@@ -26,24 +26,27 @@ class Runnable:
         self.jitted = jax.jit(fn, keep_unused=True)
         self._structs = structs
         self._executable: Any = None
-        self._layouts: list[object] = []
+        self._layouts: list[tuple[int, object]] = []  # of arguments that may have several
         self._form: Any = None  # of what `fn` returns
 
-    def __call__(self, blocks: list[jax.Array]) -> list[jax.Array]:
-        """Starts it on blocks that lie on this rank's device; gives the results' blocks."""
+    def __call__(self, blocks: list[jax.Array], bound: bool) -> Any:
+        """Starts it; gives this rank's blocks of what `fn` returns.
+
+        Args:
+          blocks: those of its arguments, on this rank's device; a list of the caller's own.
+          bound: whether the results are bound to the device.
+        """
         if self._executable is None:
             self._compile()
-        for i, layout in enumerate(self._layouts):
+        for i, layout in self._layouts:
             if layout_of(blocks[i]) != layout:
                 blocks[i] = jnp.copy(blocks[i])
-        return run_on_own(self._executable, blocks)
-
-    def formed(self, results: Sequence[Any]) -> Any:
-        """Results as `fn` returns them."""
-        return self._form.unflatten(results)
+        return self._form.unflatten(run_on_own(self._executable, blocks, bound))
 
     def _compile(self) -> None:
         compiled = self.jitted.lower(*self._structs).compile()
         executable = compiled.runtime_executable()
-        self._layouts, self._form = layouts_of(executable), compiled.out_tree
+        layouts = enumerate(layouts_of(executable))
+        self._layouts = [(i, layout) for i, layout in layouts if len(self._structs[i].shape) > 1]
+        self._form = compiled.out_tree
         self._executable = executable  # last: another thread may look

@@ -15,6 +15,7 @@ from meshpar.collectives.between.order import Order
 from meshpar.collectives.between.peers import Peers
 from meshpar.collectives.environment import Patience, Place
 from meshpar.errors import CollectiveError
+from meshpar.mesh import Group
 from meshpar.store import Store
 
 __all__ = ["World", "enter_world", "here", "joined"]
@@ -30,7 +31,7 @@ class World:
       store: what they tell each other; `None` in a job of one.
 
     Its `device` is the one whose collectives are this process's, its first one, and `home` the
-    sharding of arrays there.
+    sharding of arrays there; `everyone` is the group of all ranks.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class World:
             first.setdefault(device.process_index, device)
         self.devices = [first[rank] for rank in range(place.size)]
         self.rank = place.rank
+        self.everyone = Group(tuple(range(place.size)), id=0)
         self.device: Any = self.devices[self.rank]
         self.home = SingleDeviceSharding(self.device)
         self.widened = jax.jit(
@@ -72,7 +74,9 @@ class World:
 
     def gone(self, channel: Channel) -> list[Any]:
         """The members of a channel that are not there any more."""
-        return [] if self.peers is None else self.peers.of(channel.ranks)
+        if self.peers is None or not self.peers.gone:
+            return []
+        return self.peers.of(channel.ranks)
 
 
 class _Holder:

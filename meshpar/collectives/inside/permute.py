@@ -47,7 +47,7 @@ def batch_isend_irecv(operations: Sequence[P2POp], timeout: float | None = None)
     """What each receive gets, its own array where nothing comes; for each send what it sent."""
     if timeout is not None:
         raise CollectiveError(f"timeout={timeout!r} has no meaning inside a region.")
-    named = [op.group or world() for op in operations]
+    named = [op.group or world(current_region()) for op in operations]
     groups = [members_of(group) for group in named]
     edges = [_edges(*each) for each in zip(operations, named, groups, strict=True)]
     results: list[Any] = [op.tensor for op in operations]
