@@ -23,6 +23,7 @@ from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.interpreters import pxla as _pxla
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
@@ -439,7 +440,7 @@ def assembled(aval: Any, sharding: Any, blocks: Sequence[jax.Array]) -> jax.Arra
     return _array.ArrayImpl(aval, sharding, own, committed=True, _skip_checks=True)
 
 
-def run_on_own(executable: Any, blocks: Sequence[jax.Array], bound: bool) -> list[jax.Array]:
+def run_on_own(executable: Any, blocks: Sequence[jax.Array]) -> list[jax.Array]:
     """Runs a program of one device of every process on this process's blocks of its arguments.
 
     As calling it with arrays made of the blocks, and taking the blocks of its results, without
@@ -448,13 +449,19 @@ def run_on_own(executable: Any, blocks: Sequence[jax.Array], bound: bool) -> lis
     Args:
       executable: what `jax.stages.Compiled.runtime_executable` gives.
       blocks: of all its arguments, on its device, and laid out as of `layouts_of`.
-      bound: whether the results are bound to their device (JAX calls it committed), or free to move
-        to another one.
+
+    Returns:
+      Blocks that are bound to their device, as JAX does with what it calls committed.
     """
     results = executable.execute_sharded(blocks).disassemble_into_single_device_arrays()
-    if bound:
-        return [own[0] for own in results]
-    return [_array.ArrayImpl(own[0].aval, own[0].sharding, own, False, True) for own in results]
+    return [own[0] for own in results]
+
+
+def unbinder(x: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """What makes, of arrays like one of a single device, ones that may move to another device."""
+    array: Any = x
+    made: Any = _pxla.global_aval_to_result_handler(array.aval, array.sharding, False)
+    return made
 
 
 def layouts_of(executable: Any) -> list[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ class Call:
       region: the region it is called in; `None` between processes.
       group: the group; between processes one of process ranks.
       given: the group that the caller gave.
-      terms: how it waits, between processes.
+      terms: how it waits, between processes. A region is one program, which waits where it must.
       arguments: what errors show.
     """
 
@@ -47,9 +47,7 @@ class Call:
     def __enter__(self) -> Call:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, MeshparError):
             raise self.named(error) from None
 
@@ -57,20 +55,10 @@ class Call:
         """An error from inside, with this call's name and arguments."""
         return _named(error, self.name, self.given, self.arguments)
 
-    @property
-    def sync(self) -> bool:
-        """Whether the caller waits. A region is one program, which waits where it must."""
-        return self.terms.flights is None
-
-    @property
-    def place(self) -> ModuleType:
-        """The module with the operations: `inside`, or `between`."""
-        return between if self.region is None else inside
-
     def run(
         self, operation: str, *args: Any, terms: between.Terms | None = None, **named: Any
     ) -> Any:
-        """An operation of that module, over this call's group.
+        """An operation of the place of this call, which is `inside` or `between`.
 
         Args:
           operation: its name.
@@ -81,18 +69,18 @@ class Call:
             return getattr(inside, operation)(*args, self.group, **named)
         return getattr(between, operation)(*args, self.group, terms or self.terms, **named)
 
-    def done(self, result: Callable[[], Any]) -> Any:
+    def done(self, operation: Callable[..., Any], *args: Any) -> Any:
         """The result of a call, or a task that will have it.
 
         Args:
-          result: runs the call's operations, here and now, on its terms.
+          operation: runs the call's operations, here and now, on its terms.
+          *args: its arguments.
         """
-        value = result()
-        if self.sync:
+        value = operation(*args)
+        if self.terms.flights is None:
             return value
         if self.region is not None:
             return Task(value)
-        assert self.terms.flights is not None, "it does not wait"
         return self.task(between.Started(value, self.terms.flights, self.terms.timeout))
 
     def task(self, started: between.Pending | between.Started) -> Task:
@@ -162,8 +150,10 @@ def calling(
                 because="the region is one compiled program, and XLA cannot end a collective in it",
                 instead="leave `timeout` out",
             )
-        limit = seconds(timeout) or chosen.timeout
-        terms = _WAITS if sync_op and limit is None else between.Terms(limit, None if sync_op else [])
+        limit = chosen.timeout if timeout is None else seconds(timeout)
+        terms = _WAITS
+        if limit is not None or not sync_op:
+            terms = between.Terms(limit, None if sync_op else [])
         return Call(name, region, chosen, group, terms, arguments)
     except MeshparError as error:
         raise _named(error, name, group, arguments) from None

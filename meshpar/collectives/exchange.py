@@ -126,4 +126,4 @@ def alltoall_single(
     with calling("alltoall_single(in_tensor)", group, timeout, sync_op, in_tensor=source) as call:
         x = as_array(source)
         sizes = checked_split_sizes(x, in_split_sizes, out_split_sizes, like, call)
-        return call.done(lambda: call.run("alltoall_single", x, *sizes))
+        return call.done(call.run, "alltoall_single", x, *sizes)

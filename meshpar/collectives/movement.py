@@ -59,7 +59,7 @@ def broadcast(
         def one(leaf: Any) -> jax.Array:
             return moving(lambda x: call.run("broadcast", x, src), leaf)
 
-        return call.done(lambda: per_array(one, tensor))
+        return call.done(per_array, one, tensor)
 
 
 def all_gather(
@@ -105,7 +105,7 @@ def all_gather(
         def one(leaf: Any) -> list[jax.Array]:
             return moving(partial(call.run, "all_gather"), leaf)
 
-        return call.done(lambda: filled(target, per_leaf(one, source)))
+        return call.done(filled, target, per_leaf(one, source))
 
 
 def gather(
@@ -211,7 +211,7 @@ def scatter(
             def received(leaf: Any) -> jax.Array:
                 return moving(lambda x: call.run("scatter", None, src, like=x), leaf)
 
-            return call.done(lambda: per_array(received, tensor))
+            return call.done(per_array, received, tensor)
         items = items_of_each("tensor_list", tensor_list, call.group.nranks)
         check_alike("tensor_list", items, tensor)
         like = items[0] if tensor is None else tensor
@@ -219,4 +219,4 @@ def scatter(
         def one(*leaves: Any) -> jax.Array:
             return moving(lambda x, *xs: call.run("scatter", xs, src, like=x), *leaves)
 
-        return call.done(lambda: jax.tree.map(one, like, *items))
+        return call.done(jax.tree.map, one, like, *items)

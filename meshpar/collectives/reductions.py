@@ -59,7 +59,7 @@ def all_reduce(
             x = as_array(leaf)
             return call.run("all_reduce", x, check_reduction(op, x))
 
-        return call.done(lambda: per_array(one, tensor))
+        return call.done(per_array, one, tensor)
 
 
 def reduce(
@@ -105,7 +105,7 @@ def reduce(
             x = as_array(leaf)
             return call.run("reduce", x, dst, check_reduction(op, x))
 
-        return call.done(lambda: per_array(one, tensor))
+        return call.done(per_array, one, tensor)
 
 
 def reduce_scatter(
@@ -158,4 +158,4 @@ def reduce_scatter(
             xs = [as_array(leaf) for leaf in leaves]
             return call.run("reduce_scatter", xs, check_reduction(op, xs[0]))
 
-        return call.done(lambda: jax.tree.map(one, *items))
+        return call.done(jax.tree.map, one, *items)

@@ -101,9 +101,9 @@ def current_region() -> Region | None:
       CollectiveError: JAX traces a part of a region later, and which one is not known.
     """
     context = jax.sharding.get_abstract_mesh()
-    axes = tuple(str(axis) for axis in context.manual_axes)
-    if not axes:
+    if not context.manual_axes:
         return None
+    axes = tuple(str(axis) for axis in context.manual_axes)
     stack = _regions.stack.get()
     if stack and stack[-1].axes == axes and _shape(context) == _mesh_shape(stack[-1].mesh):
         return stack[-1]

@@ -73,7 +73,10 @@ class Begun:
         return self.call
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         call, channel = self.call, self.channel
         try:

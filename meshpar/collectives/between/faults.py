@@ -25,7 +25,7 @@ def gone(world: World, channel: Channel, moment: Moment) -> PeerError:
     )
 
 
-def lost(world: World, channel: Channel, moment: Moment, error: Exception) -> CollectiveError:
+def lost(world: World, channel: Channel, moment: Moment, error: BaseException) -> CollectiveError:
     """The error for a call that XLA has broken off, once it is known who has gone."""
     until = time.monotonic() + world.patience.grace
     while time.monotonic() < until:

@@ -52,7 +52,7 @@ class Program:
         """Starts it on this rank's blocks; gives this rank's result, which may not be there yet."""
         if self.results is not None:
             return self._of_nothing()
-        return self.plain(self._fitted(x), _bound(x))
+        return self.plain(*self._fitted(x))
 
     def beside(self, numbers: jax.Array, x: Any) -> tuple[jax.Array | None, Any]:
         """Starts it so that it does not run in this thread.
@@ -66,16 +66,16 @@ class Program:
         """
         if self.results is not None:
             return None, self._of_nothing()
-        return self.heavier([numbers, *self._fitted(x)], _bound(x))
+        blocks, bound = self._fitted(x)
+        return self.heavier([numbers, *blocks], bound)
 
     def _of_nothing(self) -> Any:
         return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), self.results)
 
-    def _fitted(self, x: Any) -> list[jax.Array]:
-        blocks = list(x) if isinstance(x, list) else [x]
-        return blocks if self.widened is None else [self.widened(block) for block in blocks]
-
-
-def _bound(x: Any) -> bool:
-    """Whether the results are bound to their device: where the caller's array was."""
-    return getattr(x[0] if isinstance(x, list) else x, "committed", True)
+    def _fitted(self, x: Any) -> tuple[list[jax.Array], bool]:
+        """The blocks as they travel, and whether the caller's are bound to their device."""
+        blocks: list[jax.Array] = x if isinstance(x, list) else [x]
+        bound = blocks[0].committed
+        if self.widened is None:
+            return blocks, bound
+        return [self.widened(block) for block in blocks], bound

@@ -23,7 +23,8 @@ def program_of(
 ) -> Program:
     """The program of a body for arrays like `x`, compiled when it is first run."""
     model, count = (x[0], len(x)) if isinstance(x, list) else (x, 0)
-    key = (body, static, ranks, count, model.shape, model.dtype)
+    aval = model.aval
+    key = (body, static, ranks, count, aval.shape, aval.dtype)
     found = world.programs.get(key)
     if found is None:
         found = _make(world, body, static, ranks, model, count)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshpar._jax import layout_of, layouts_of, run_on_own
+from meshpar._jax import layout_of, layouts_of, run_on_own, unbinder
 
 __all__ = ["Runnable"]
 
@@ -28,20 +28,27 @@ class Runnable:
         self._executable: Any = None
         self._layouts: list[tuple[int, object]] = []  # of arguments that may have several
         self._form: Any = None  # of what `fn` returns
+        self._unbinders: list[Callable[[jax.Array], jax.Array]] = []
 
     def __call__(self, blocks: list[jax.Array], bound: bool) -> Any:
         """Starts it; gives this rank's blocks of what `fn` returns.
 
         Args:
-          blocks: those of its arguments, on this rank's device; a list of the caller's own.
+          blocks: those of its arguments, on this rank's device.
           bound: whether the results are bound to the device.
         """
         if self._executable is None:
             self._compile()
         for i, layout in self._layouts:
             if layout_of(blocks[i]) != layout:
-                blocks[i] = jnp.copy(blocks[i])
-        return self._form.unflatten(run_on_own(self._executable, blocks, bound))
+                blocks = [*blocks[:i], jnp.copy(blocks[i]), *blocks[i + 1 :]]
+        results = run_on_own(self._executable, blocks)
+        if not bound:
+            if not self._unbinders:
+                self._unbinders = [unbinder(y) for y in results]
+            for i, unbind in enumerate(self._unbinders):
+                results[i] = unbind(results[i])
+        return self._form.unflatten(results)
 
     def _compile(self) -> None:
         compiled = self.jitted.lower(*self._structs).compile()

@@ -14,6 +14,7 @@ from meshpar.collectives.arrays import moving
 from meshpar.collectives.groups import check_member, world
 from meshpar.collectives.inside.members import Members, members_of, varying
 from meshpar.collectives.p2p_op import P2POp, Peer
+from meshpar.collectives.region import current_region
 from meshpar.errors import CollectiveError
 from meshpar.mesh import Group
 from meshpar.placements.values import describe
