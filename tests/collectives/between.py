@@ -5,6 +5,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 
 import meshpar as mp
 from tests.collectives.table import DTYPES, OPERATIONS, PROCESSES, WIDE
@@ -130,6 +131,26 @@ def inputs():
     free = mp.all_reduce(jnp.ones(2))
     assert not free.committed  # it may meet arrays of other devices, as what was given
     assert mp.all_reduce(jax.device_put(jnp.ones(2), jax.local_devices()[0])).committed
+
+
+def memory():
+    """Arrays whose memory is ordered or placed in another way, or is gone, and those without any."""
+    n, home = mp.get_world_size(), jax.local_devices()[0]
+    x = jnp.arange(6, dtype=jnp.float32).reshape(2, 3) + mp.get_rank()
+    want = n * np.arange(6.0).reshape(2, 3) + sum(range(n))
+    by_columns = jax.device_put(x, Format(Layout((1, 0)), x.sharding))
+    for call in (mp.all_reduce, lambda y: mp.all_reduce(y, sync_op=False).wait()):
+        np.testing.assert_array_equal(call(by_columns), want)
+        np.testing.assert_array_equal(call(jax.device_put(x, jax.local_devices()[-1])), want)
+    sums = mp.reduce_scatter([x + i if i % 2 else by_columns + i for i in range(n)])
+    np.testing.assert_array_equal(sums, want + n * mp.get_rank())
+    pinned = jax.device_put(x, jax.sharding.SingleDeviceSharding(home, memory_kind="pinned_host"))
+    got = mp.all_reduce(pinned)
+    np.testing.assert_array_equal(got, want)
+    assert got.sharding == x.sharding
+    x.delete()
+    raises("the array float32[2, 3] is deleted", lambda: mp.all_reduce(x))
+    raises("the array float32[2] is traced", lambda: jax.jit(mp.all_reduce)(jnp.ones(2, "float32")))
 
 
 def whole_arrays():
@@ -295,6 +316,7 @@ CHECKS = [
     nan,
     wrapping,
     inputs,
+    memory,
     whole_arrays,
     messages,
     tasks,

@@ -25,12 +25,12 @@ STARTED = BEGIN + "mp.init_parallel_env()\nx = jnp.arange(4.0) + rank\n"
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path):
-    script = BEGIN + "give(error=error_of(lambda: mp.init_parallel_env(timeout=2)))"
+    script = BEGIN + "give(error=error_of(lambda: mp.init_parallel_env(timeout=5)))"
     ranks = run_ranks(tmp_path, script, 4, missing=[1, 3])
     for rank in (0, 2):
         kind, text, seconds = ranks[rank].given["error"]
-        assert kind == "CollectiveError" and "ranks 1, 3 of 4 did not come within 2 s" in text
-        assert seconds < 8
+        assert kind == "CollectiveError" and "ranks 1, 3 of 4 did not come within 5 s" in text
+        assert seconds < 11
 
 
 def test_a_missing_rank_0_is_named(tmp_path):

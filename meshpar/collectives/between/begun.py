@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -13,6 +14,9 @@ from meshpar.collectives.between.world import World
 from meshpar.errors import CollectiveError
 
 __all__ = ["Begun", "agreed", "check_member"]
+
+# As which XLA's collectives and the key-value store break off where a peer has gone.
+_BROKEN_OFF = (jax.errors.JaxRuntimeError, ValueError)
 
 
 def check_member(world: World, ranks: tuple[int, ...]) -> None:
@@ -35,7 +39,7 @@ def agreed(world: World, channel: Channel, moment: Moment) -> None:
     Raises:
       CollectiveError: they do not, or are not.
     """
-    if world.gone(channel):
+    if world.departures and world.gone(channel):
         raise gone(world, channel, moment)
     if moment.text not in channel.agreed:
         agree(world, channel, moment)
@@ -72,18 +76,14 @@ class Begun:
     def __enter__(self) -> Open:
         return self.call
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         call, channel = self.call, self.channel
         try:
-            if isinstance(error, (CollectiveError, jax.errors.JaxRuntimeError, ValueError)):
+            if isinstance(error, CollectiveError):
                 channel.failed = call.moment.number
-                if not isinstance(error, CollectiveError) and len(channel.ranks) > 1:
-                    # XLA's collectives and the key-value store break off where a peer has gone.
+            elif error is not None and isinstance(error, _BROKEN_OFF):
+                channel.failed = call.moment.number
+                if len(channel.ranks) > 1:
                     raise lost(self.world, channel, call.moment, error) from None
         finally:
             if call.result is None:

@@ -38,6 +38,7 @@ class World:
         self, place: Place, patience: Patience, peers: Peers | None, store: Store | None
     ) -> None:
         self.place, self.patience, self.peers, self.store = place, patience, peers, store
+        self.departures = {} if peers is None else peers.gone
         self.channels: dict[tuple[bool, tuple[int, ...]], Channel] = {}
         self.lanes: dict[tuple[int, ...], Lane] = {}
         self.programs: OrderedDict[Any, Any] = OrderedDict()
@@ -74,9 +75,7 @@ class World:
 
     def gone(self, channel: Channel) -> list[Any]:
         """The members of a channel that are not there any more."""
-        if self.peers is None or not self.peers.gone:
-            return []
-        return self.peers.of(channel.ranks)
+        return [] if self.peers is None else self.peers.of(channel.ranks)
 
 
 class _Holder:
