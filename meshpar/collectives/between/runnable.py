@@ -24,7 +24,7 @@ class Runnable:
     def __init__(self, fn: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> None:
         # An argument that is not used is given all the same.
         self.jitted = jax.jit(fn, keep_unused=True)
-        self._structs = structs
+        self.structs = structs
         self._executable: Any = None
         self._layouts: list[tuple[int, object]] = []  # of arguments that may have several
         self._form: Any = None  # of what `fn` returns
@@ -51,9 +51,9 @@ class Runnable:
         return self._form.unflatten(results)
 
     def _compile(self) -> None:
-        compiled = self.jitted.lower(*self._structs).compile()
+        compiled = self.jitted.lower(*self.structs).compile()
         executable = compiled.runtime_executable()
         layouts = enumerate(layouts_of(executable))
-        self._layouts = [(i, layout) for i, layout in layouts if len(self._structs[i].shape) > 1]
+        self._layouts = [(i, layout) for i, layout in layouts if len(self.structs[i].shape) > 1]
         self._form = compiled.out_tree
         self._executable = executable  # last: another thread may look
