@@ -78,7 +78,7 @@ class DataParallel(nnx.Module):
         self._group: Group | None = None
         self._averages = True
         if is_initialized():
-            chosen = world() if group is None else process_group_of(group)
+            chosen = world(None) if group is None else process_group_of(group)
             self._group = chosen if chosen.nranks > 1 else None
         if self._group is not None:
             state = nnx.state(layers)
