@@ -17,6 +17,7 @@ from meshpar._jax import (
     source_line,
     sub_jaxprs,
 )
+from meshpar.compiler.transposed_products import transposed_products
 
 __all__ = ["Constant", "Node", "Program", "Ref", "program_of"]
 
@@ -139,7 +140,7 @@ def _splice(
             return Constant(atom.val, atom.aval)
         return env[atom]
 
-    for eqn in jaxpr.eqns:
+    for eqn in transposed_products(jaxpr):
         call = inlined_call(eqn)
         if call is not None:
             inner, consts = closed(call[0])

@@ -18,7 +18,7 @@ from meshpar.compiler.program import Constant, Program, Ref
 from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
 
-__all__ = ["as_wished", "full_wish", "stack_wishes", "wishes_of"]
+__all__ = ["as_wished", "full_wish", "wishes_of"]
 
 
 def full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:
@@ -75,36 +75,16 @@ def wishes_of(
     return {v: Wished(tuple(wish.items()), worth[v]) for v, wish in wishes.items() if wish}
 
 
-def stack_wishes(
-    estimate: PlannedProgram, wishes: Mapping[int, Wished], sizes: Mapping[str, int]
-) -> dict[int, Wish]:
-    """For what loops stack: what is wished of the sums into which it passes, still pending."""
-    stacked = {v for planned in estimate.nodes if planned.why == "scan" for v in planned.node.outs}
-    if not stacked:
-        return {}
-    through: dict[int, Wish] = {value: each.wish for value, each in wishes.items()}
-    for planned in reversed(estimate.nodes):
-        if planned.rule is not None:
-            asked = [through.get(value, {}) for value in planned.node.outs]
-            wanted = _operand_wishes(planned, asked, sizes, passing=True)
-            for ref, wish in zip(planned.node.ins, wanted, strict=True):
-                if isinstance(ref, int):
-                    through[ref] = {**wish, **through.get(ref, {})}
-    return {value: through[value] for value in stacked if value in through}
-
-
 def _operand_wishes(
     planned: PlannedNode,
     asked: Sequence[Wish],
     sizes: Mapping[str, int],
-    *,
-    passing: bool = False,
 ) -> list[dict[str, int | None]]:
     """The wishes for results as wishes for operands, through the rule's factors.
 
     An axis that cuts a factor which is reduced keeps cutting it: what is wished of the result says
-    nothing about it. Otherwise the wish decides, and where there is none, what was estimated. Of
-    what passes pending nothing is wished unless `passing`: it is reduced once, behind the last sum.
+    nothing about it. Otherwise the wish decides, and where there is none, what was estimated. So
+    what passes pending may be reduced before an operation, where it is smaller than behind it.
     """
     rule = planned.rule
     assert rule is not None, "only operations with a rule have factors"
@@ -114,7 +94,7 @@ def _operand_wishes(
     for axis in sizes:
         factor = estimated.get(axis)
         decided = factor is not None
-        if axis not in pending or (passing and not decided):
+        if not decided or axis not in pending:
             for dims, wish in zip(rule.results, asked, strict=True):
                 if axis in wish:
                     dim = wish[axis]

@@ -19,10 +19,10 @@ MESH = mp.ProcessMesh(np.arange(8), ["dp"])
 
 
 def gradient_step(size, batch=16, out=SHARD):
-    """A gradient that is transposed after the contraction that makes it."""
+    """A gradient, which a contraction makes, transposed."""
 
     def step(w, x):
-        return jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+        return jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w).T
 
     args = (
         jax.ShapeDtypeStruct((size, size), np.float32),

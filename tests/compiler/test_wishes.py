@@ -63,3 +63,21 @@ def test_a_stack_of_gradients_that_is_wished_cut_is_scattered_turn_by_turn():
         np.testing.assert_allclose(np.asarray(f(*args)), expected, rtol=1e-5, atol=1e-6)
         (sums,) = [c for c in f.plan(*args).collectives if c.value != "float32[]"]
         assert (sums.kind, sums.count) == (kind, times)
+
+
+def attended(weights, values, output, residual):
+    """An output projection that is larger than what goes into it, added to the residual stream."""
+    return residual + jnp.tanh(2.0) * ((weights @ values) @ output)
+
+
+def test_a_pending_value_is_reduced_before_a_product_that_is_larger():
+    rng = np.random.default_rng(0)
+    length, narrow, wide = 512, 64, 1024
+    shapes = (length, length), (length, narrow), (narrow, wide), (length, wide)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    placements = Shard(1), Shard(0), mp.Replicate(), Shard(0)
+    args = [mp.shard_tensor(x, MESH, [p]) for x, p in zip(arrays, placements, strict=True)]
+    f = mp.jit(attended, out_placements=[Shard(0)])
+    (scatter,) = f.plan(*args).collectives
+    assert (scatter.kind, scatter.bytes) == ("reduce_scatter", length * narrow * 4 * 7 // 8)
+    np.testing.assert_allclose(np.asarray(f(*args)), attended(*arrays), rtol=1e-4, atol=1e-3)
