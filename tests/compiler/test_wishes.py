@@ -65,19 +65,24 @@ def test_a_stack_of_gradients_that_is_wished_cut_is_scattered_turn_by_turn():
         assert (sums.kind, sums.count) == (kind, times)
 
 
-def attended(weights, values, output, residual):
-    """An output projection that is larger than what goes into it, added to the residual stream."""
-    return residual + jnp.tanh(2.0) * ((weights @ values) @ output)
+def attended(weights, values, output, kept, residual):
+    """Attention's output projection, twice as wide as what goes into it on a device."""
+    return residual + jnp.where(kept, (weights @ values) @ output, 0)
 
 
-def test_a_pending_value_is_reduced_before_a_product_that_is_larger():
+def test_a_pending_value_is_reduced_before_the_product_that_makes_it_larger():
+    mesh = mp.ProcessMesh(np.arange(4).reshape(2, 2), ["sp", "tp"])
+    length, dim = 512, 256
     rng = np.random.default_rng(0)
-    length, narrow, wide = 512, 64, 1024
-    shapes = (length, length), (length, narrow), (narrow, wide), (length, wide)
+    shapes = (length, length), (length, dim), (dim, dim), (length, dim), (length, dim)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    placements = Shard(1), Shard(0), mp.Replicate(), Shard(0)
-    args = [mp.shard_tensor(x, MESH, [p]) for x, p in zip(arrays, placements, strict=True)]
-    f = mp.jit(attended, out_placements=[Shard(0)])
-    (scatter,) = f.plan(*args).collectives
-    assert (scatter.kind, scatter.bytes) == ("reduce_scatter", length * narrow * 4 * 7 // 8)
-    np.testing.assert_allclose(np.asarray(f(*args)), attended(*arrays), rtol=1e-4, atol=1e-3)
+    arrays[3] = arrays[3] > 0
+    rows, cols, whole = Shard(0), Shard(1), mp.Replicate()
+    placements = [cols, whole], [rows, cols], [whole, rows], [whole, whole], [rows, whole]
+    args = [mp.shard_tensor(x, mesh, p) for x, p in zip(arrays, placements, strict=True)]
+    f = mp.jit(attended, out_placements=[rows, whole])
+    before, behind = f.plan(*args).collectives
+    assert (before.kind, before.axes) == ("reduce_scatter", ("sp",))
+    assert before.bytes == length * (dim // 2) * 4 // 2  # of the product's blocks twice as much
+    assert (behind.kind, behind.axes) == ("all_reduce", ("tp",))
+    np.testing.assert_allclose(np.asarray(f(*args)), attended(*arrays), rtol=1e-4, atol=1e-2)
