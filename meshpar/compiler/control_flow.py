@@ -24,6 +24,7 @@ class Pass(Protocol):
 
     def layouts(self, ref: Ref) -> tuple[Layout, ...]: ...
     def wish(self, value: int) -> Wish: ...
+    def stack_wish(self, value: int) -> Wish: ...
     def bring_all(self, refs: Sequence[Ref], layouts: Sequence[Layout]) -> tuple[Move, ...]: ...
 
 
@@ -120,7 +121,9 @@ def _scan(at: Pass, node: Node, propagate: Propagate) -> PlannedNode:
     # What a turn leaves pending is reduced once, after the loop, or at once where that cuts it.
     planned = propagate(body, inputs, wanted, at.decider, leave_pending=True)
     made = zip(node.outs[carried:], planned.outputs[carried:], strict=True)
-    scattered = [_scattered(layout, at.wish(value), at.decider.sizes) for value, layout in made]
+    scattered = [
+        _scattered(layout, at.stack_wish(value), at.decider.sizes) for value, layout in made
+    ]
     if any(scattered):
         planned = propagate(body, inputs, [*carry, *scattered], at.decider, leave_pending=True)
 

@@ -21,7 +21,7 @@ from meshpar.compiler.hoist import hoist_reductions
 from meshpar.compiler.options import Wish, Wished
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram
 from meshpar.compiler.program import Constant, Node, Program, Ref
-from meshpar.compiler.wishes import as_wished, full_wish, wishes_of
+from meshpar.compiler.wishes import as_wished, full_wish, stack_wishes, wishes_of
 from meshpar.placements.layout import Layout
 
 __all__ = ["AFTER_EACH_PASS", "propagate"]
@@ -72,7 +72,8 @@ def _propagate(
         layout or as_wished(program.aval(i), wishes.get(i, Wished()).wish, decider.sizes)
         for i, layout in zip(program.inputs, inputs, strict=True)
     ]
-    last = _Forward(program, decider, wishes, leave_pending, _reduced(estimate))
+    stacks = stack_wishes(estimate, wishes, decider.sizes)
+    last = _Forward(program, decider, wishes, leave_pending, _reduced(estimate), stacks)
     planned = _watched(last.run(chosen, outputs))
     small = int(decider.model.latency * decider.model.link_bandwidth)
     return _watched(bucket_moves(_watched(hoist_reductions(planned)), small))
@@ -106,9 +107,10 @@ class _Forward:
         wishes: Mapping[int, Wished],
         leave_pending: bool,
         reduced: Mapping[int, Layout] | None = None,
+        stacks: Mapping[int, Wish] | None = None,
     ) -> None:
         self.program, self.decider, self.wishes = program, decider, wishes
-        self.reduced = reduced or {}
+        self.reduced, self.stacks = reduced or {}, stacks or {}
         self.leave_pending = leave_pending
         self.there: dict[int, tuple[Layout, ...]] = {}  # the layouts in which a value is there
         self.moves: list[Move] = []
@@ -150,6 +152,10 @@ class _Forward:
     def wish(self, value: int) -> Wish:
         """What is wished of a value."""
         return self.wishes.get(value, Wished()).wish
+
+    def stack_wish(self, value: int) -> Wish:
+        """What is wished of what a loop stacks, or of sums of it that pass pending."""
+        return {**self.stacks.get(value, {}), **self.wish(value)}
 
     def _settled(self, ref: Ref) -> Layout:
         """The layout of an output that may have any."""

@@ -7,6 +7,7 @@ the factors of each rule.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from meshpar.compiler.program import Constant, Program, Ref
 from meshpar.placements.blocks import shards_on
 from meshpar.placements.layout import Layout
 
-__all__ = ["as_wished", "full_wish", "wishes_of"]
+__all__ = ["as_wished", "full_wish", "stack_wishes", "wishes_of"]
 
 
 def full_wish(layout: Layout, sizes: Mapping[str, int]) -> Wish:
@@ -75,26 +76,49 @@ def wishes_of(
     return {v: Wished(tuple(wish.items()), worth[v]) for v, wish in wishes.items() if wish}
 
 
+def stack_wishes(
+    estimate: PlannedProgram, wishes: Mapping[int, Wished], sizes: Mapping[str, int]
+) -> dict[int, Wish]:
+    """For what loops stack: what is wished of the sums into which it passes, still pending."""
+    stacked = {v for planned in estimate.nodes if planned.why == "scan" for v in planned.node.outs}
+    if not stacked:
+        return {}
+    through: dict[int, Wish] = {value: each.wish for value, each in wishes.items()}
+    for planned in reversed(estimate.nodes):
+        if planned.rule is not None:
+            asked = [through.get(value, {}) for value in planned.node.outs]
+            wanted = _operand_wishes(planned, asked, sizes, sums=True)
+            for ref, wish in zip(planned.node.ins, wanted, strict=True):
+                if isinstance(ref, int):
+                    through[ref] = {**wish, **through.get(ref, {})}
+    return {value: through[value] for value in stacked if value in through}
+
+
 def _operand_wishes(
     planned: PlannedNode,
     asked: Sequence[Wish],
     sizes: Mapping[str, int],
+    *,
+    sums: bool = False,
 ) -> list[dict[str, int | None]]:
     """The wishes for results as wishes for operands, through the rule's factors.
 
     An axis that cuts a factor which is reduced keeps cutting it: what is wished of the result says
-    nothing about it. Otherwise the wish decides, and where there is none, what was estimated. So
-    what passes pending may be reduced before an operation, where it is smaller than behind it.
+    nothing about it. Otherwise the wish decides, and where there is none, what was estimated. What
+    passes pending may so be reduced before an operation, where it is smaller than behind it; but of
+    the terms of a pending sum nothing is wished unless `sums`: they are reduced once, behind it.
     """
     rule = planned.rule
     assert rule is not None, "only operations with a rule have factors"
     estimated = {axis: factor for factor, axes in planned.axes.items() for axis in axes}
     pending = {axis for layout in planned.results for axis in layout.partial_axes}
+    terms = _terms(planned)
     out: list[dict[str, int | None]] = [{} for _ in rule.operands]
     for axis in sizes:
         factor = estimated.get(axis)
         decided = factor is not None
-        if not decided or axis not in pending:
+        passes = not decided and (sums or terms[axis] < 2)
+        if axis not in pending or passes:
             for dims, wish in zip(rule.results, asked, strict=True):
                 if axis in wish:
                     dim = wish[axis]
@@ -108,3 +132,11 @@ def _operand_wishes(
         for wish, dims in zip(out, rule.operands, strict=True):
             wish[axis] = next((d for d, names in enumerate(dims) if factor in names), None)
     return out
+
+
+def _terms(planned: PlannedNode) -> Counter[str]:
+    """How many operands are there pending on each axis; what is merely made so adds nothing."""
+    made = {move.value for move in planned.moves if not move.src.partial}
+    pairs = zip(planned.node.ins, planned.operands, strict=True)
+    there = (layout for ref, layout in pairs if isinstance(ref, int) and ref not in made)
+    return Counter(axis for layout in there for axis in layout.partial_axes)
