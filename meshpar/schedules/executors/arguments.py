@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,7 +186,7 @@ def stages_of(
 def _check_shapes(stages: Stages, *, scalar: bool) -> None:
     x = stages.microbatch.tree
     if stages.first is not None:
-        x = jax.eval_shape(stages.first, stages.first_params.tree, x)
+        x = _shape_of("first_fn", stages.first, stages.first_params.tree, x)
     wrong = [leaf for leaf in jax.tree.leaves(x) if not is_differentiable(leaf)]
     if wrong:
         raise PipelineError(
@@ -195,21 +195,50 @@ def _check_shapes(stages: Stages, *, scalar: bool) -> None:
             instead="first_fn=lambda params, tokens: params[tokens] turns tokens into floats; what "
             "every stage needs besides goes into extras",
         )
-    y = jax.eval_shape(stages.stage, stages.own.tree, x, stages.extras.tree)
+    y = _shape_of("stage_fn", stages.stage, stages.own.tree, x, stages.extras.tree)
     if _shown(y) != _shown(x):
         raise PipelineError(
             "pipeline(stage_fn): a stage's output is not like its input.",
             input=_shown(x),
             output=_shown(y),
+            where="every stage and microbatch: stage_fn is traced once for all of them",
             because="the output of every stage is the input of the next, of the same function",
             instead="what changes shape or dtype goes into first_fn or last_fn",
         )
-    result = jax.eval_shape(stages.last, stages.last_params.tree, y, stages.target.tree)
+    last = "loss_fn" if scalar else "last_fn"
+    result = _shape_of(last, stages.last, stages.last_params.tree, y, stages.target.tree)
     if scalar and [leaf.shape for leaf in jax.tree.leaves(result)] != [()]:
         raise PipelineError(
             f"pipeline(loss_fn): it returns {_shown(result)} for a microbatch, not a scalar.",
             instead="loss_fn=lambda out, target: ((out - target) ** 2).mean()",
         )
+
+
+def _shape_of(name: str, fn: Fn, *args: Any) -> Any:
+    """The structs that a function returns.
+
+    Raises:
+      PipelineError: its shapes depend on values, so they would change between microbatches.
+    """
+    try:
+        return jax.eval_shape(fn, *args)
+    except _OF_VALUES as error:
+        raise PipelineError(
+            f"pipeline({name}): a shape, an index or a branch in it depends on the values of a "
+            "microbatch.",
+            takes=_shown(args[1]),
+            found=str(error).partition("\n")[0],
+            because="every stage and microbatch runs what is traced once, so all have one shape",
+            instead="jnp.where(mask, y, 0.0) on the whole shape, with the mask in extras or targets",
+        ) from error
+
+
+_OF_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerArrayConversionError,
+    IndexError,  # x[:n] and x[mask] of traced n and mask
+)
 
 
 def _leading(trees: Trees, names: tuple[str, ...], what: str) -> int:
@@ -223,14 +252,42 @@ def _leading(trees: Trees, names: tuple[str, ...], what: str) -> int:
     }
     if len(set(sizes.values())) != 1 or None in sizes.values() or 0 in sizes.values():
         shown = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        if set(sizes.values()) == {0}:
+            raise PipelineError(f"pipeline({', '.join(names)}): there are no {what}.", sizes=shown)
+        listed = next((name for name in names if _is_list(trees[name])), None)
         raise PipelineError(
             f"pipeline({', '.join(names)}): dim 0 is not the same number of {what} everywhere.",
             sizes=shown or "there are no arrays",
-            instead=f"stack {what} along a new dim 0, as jnp.stack(...) does",
+            **({} if listed is None else _of_list(listed, trees[listed], what)),
+            instead=f"stack {what} along a new dim 0, as jnp.stack(...) does"
+            if listed is None
+            else f"jax.tree.map(lambda *each: jnp.stack(each), *{listed})",
         )
     (size,) = set(sizes.values())
     assert size is not None, "arrays without dims were refused"
     return size
+
+
+def _is_list(tree: Any) -> bool:
+    """Whether a pytree is a list of things of one structure, such as one for each microbatch."""
+    if not isinstance(tree, (list, tuple)) or not tree:
+        return False
+    return len({jax.tree.structure(one) for one in tree}) == 1
+
+
+def _of_list(name: str, tree: Sequence[Any], what: str) -> dict[str, str]:
+    """What to say of a list, if its items are meant to be the microbatches or the stages."""
+    one = what.removesuffix("es") if what.endswith("ches") else what.removesuffix("s")
+    first = _shown(tree[0])
+    other = next((k for k, each in enumerate(tree) if _shown(each) != first), None)
+    said = {"because": f"{name} is a list of {len(tree)}, and {what} are one array"}
+    if other is not None:
+        said["shapes"] = f"{one} 0 is {first}, {one} {other} is {_shown(tree[other])}"
+        said["because"] = (
+            f"all {what} run what is traced once, so they have one shape; pad those that are "
+            "smaller, and mask the padding"
+        )
+    return said
 
 
 def _lies(leaf: Any, mesh: ProcessMesh) -> Layout:

@@ -306,9 +306,25 @@ def run(params=None, x=None, schedule="1F1B", stage=mlp, loss=square, targets=No
     "arguments, message",
     [
         ({"params": mlp_params(3)}, r"3 % 2 = 1[\s\S]*stack 4 stages"),
+        ({"params": mlp_params(0)}, r"there are no stages"),
+        ({"x": normal(3, 0, 2, 8)}, r"there are no microbatches"),
         ({"targets": normal(4, 2, 2, 8)}, r"microbatches: 3, targets: 2"),
         ({"stage": lambda p, x: x @ p["up"]}, r"float32\[2, 8\][\s\S]*float32\[2, 16\]"),
         ({"x": jnp.zeros((3, 2), int), "first_fn": lambda p, t: t}, "int32"),
+        # A batch that does not split, and shapes that change from one microbatch to the next.
+        (
+            {"x": [normal(3, n, 8) for n in (2, 2, 1)]},
+            r"microbatch 0 is float32\[2, 8\], microbatch 2 is float32\[1, 8\]"
+            r"[\s\S]*jnp\.stack\(each\), \*microbatches\)",
+        ),
+        ({"params": [mlp_params(), mlp_params()]}, r"a list of 2[\s\S]*\*stacked_params\)"),
+        (
+            {"stage": lambda p, x, n: x[:n], "extras": jnp.arange(3)},
+            r"stage_fn[\s\S]*float32\[2, 8\][\s\S]*jnp\.where\(mask",
+        ),
+        ({"stage": lambda p, x: x[x > 0]}, r"stage_fn[\s\S]*one shape"),
+        ({"loss": lambda y, t: y[t > 0].mean()}, r"loss_fn[\s\S]*one shape"),
+        ({"stage": lambda p, x: x if x.sum() > 0 else x[:1]}, r"stage_fn[\s\S]*one shape"),
         ({"loss": lambda y, t: y}, r"not a scalar"),
         ({"schedule": schedules.generate("1F1B", 2, 4)}, r"P=2, M=3, V=1"),
         ({"first_params": jnp.zeros(3)}, "first_fn"),
