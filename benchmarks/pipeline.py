@@ -4,7 +4,10 @@ Memory is what XLA says of the compiled step (temporaries of a device), beside w
 the table take. The time test's stages are chains of integer operations of set length, which run on
 two cores as fast as on one where matmuls do not; a stage's F, I and W last as long as asked.
 
-    python -m benchmarks.pipeline [--part memory|parameters|compile|time|overhead]
+With `--part tpu` memory is that of a slice of TPUs, by the TPU compiler, which needs no TPU but the
+extra `tpu`.
+
+    python -m benchmarks.pipeline [--part memory|parameters|compile|time|overhead|tpu]
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from rich.table import Table
 
 import meshpar as mp
 from benchmarks.timing import measure
+from benchmarks.tpu_slice import tpu_slice
 from meshpar import models, schedules
 from meshpar.schedules.executors import step as steps
 
@@ -37,14 +41,27 @@ def square(y, target):
     return ((y - target) ** 2).mean()
 
 
-def compiled_step(name, microbatches):
-    """The compiled step, its seconds of compilation, and the bytes of the table's slots."""
-    mesh = mp.ProcessMesh.create({"pp": RANKS})
+def compiled_step(name, microbatches, scale=1):
+    """The compiled step, its seconds of compilation, and the bytes of the table's slots.
+
+    Args:
+      name: the schedule.
+      microbatches: their number.
+      scale: how many times as long every dim of a stage is.
+    """
+    mesh = mp.ProcessMesh(list(range(RANKS)), ["pp"])
+    rows, width, hidden = (n * scale for n in (ROWS, WIDTH, HIDDEN))
+
+    def struct(spec, *shape):
+        sharding = jax.NamedSharding(mesh.jax_mesh, spec)
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    cut, whole = jax.P("pp"), jax.P()
     params = {
-        "up": jax.ShapeDtypeStruct((RANKS, WIDTH, HIDDEN), jnp.float32),
-        "down": jax.ShapeDtypeStruct((RANKS, HIDDEN, WIDTH), jnp.float32),
+        "up": struct(cut, RANKS, width, hidden),
+        "down": struct(cut, RANKS, hidden, width),
     }
-    x = jax.ShapeDtypeStruct((microbatches, ROWS, WIDTH), jnp.float32)
+    x = struct(whole, microbatches, rows, width)
     tables = []
     make = steps.slot_table
 
@@ -81,6 +98,25 @@ def memory(console):
                 str(compiled.as_text().count("\n")),
                 f"{seconds:.2f}",
             )
+    console.print(table)
+
+
+def tpu(console):
+    """The same by the TPU compiler, with stages too large for the memory on the chip."""
+    table = Table("schedule", "microbatches", "temporaries MB", "slots MB", "ratio", "compile s")
+    with tpu_slice("v5e:2x2"):
+        for name in ("1F1B", "ZBH1", "FThenB"):
+            for microbatches in (4, 8, 16, 32):
+                compiled, seconds, slots = compiled_step(name, microbatches, scale=4)
+                temporaries = compiled.memory_analysis().temp_size_in_bytes
+                table.add_row(
+                    name,
+                    str(microbatches),
+                    f"{temporaries / 1e6:.1f}",
+                    f"{slots / 1e6:.1f}",
+                    f"{temporaries / slots:.2f}",
+                    f"{seconds:.2f}",
+                )
     console.print(table)
 
 
@@ -261,6 +297,7 @@ PARTS = {
     "compile": compiling,
     "time": timing,
     "overhead": overhead,
+    "tpu": tpu,
 }
 
 if __name__ == "__main__":
@@ -268,5 +305,5 @@ if __name__ == "__main__":
     parser.add_argument("--part", choices=PARTS, help="one part only")
     chosen = parser.parse_args().part
     mp.set_host_device_count(4)
-    for part in [chosen] if chosen else PARTS:
+    for part in [chosen] if chosen else [part for part in PARTS if part != "tpu"]:
         PARTS[part](Console(width=120))

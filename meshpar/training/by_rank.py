@@ -77,12 +77,21 @@ class StepByRank:
             recipe.partitioner,
         )
         self._mean = jax.jit(lambda made: mean_of(model.finished(made, ())[0]))
+        self._layouts = model.pipeline.result_layouts
+        if mode == "predict":
+            self._outputs = stored_program(
+                lambda *made: model.pipeline.results(made),
+                self._made("result"),
+                self._layouts,
+                batch.mesh,
+                recipe.partitioner,
+            )
         if mode == "train":
             assert recipe.opt is not None, "train() checks the optimizer"
             state = (*recipe.params.leaves, *recipe.opt.leaves)
             self._update = stored_program(
                 self._updated,
-                (*state, *self._made()),
+                (*state, *self._made(*step.results)),
                 [*(slot.layout for slot in state), step.results["result"][0].wanted],
                 batch.mesh,
                 recipe.partitioner,
@@ -104,7 +113,7 @@ class StepByRank:
         rest = tuple(itertools.islice(entered, len(self._rest)))
         results, gradients = self._pipeline(PipelineArrays(*_parts(entered, self._groups)))
         if self.mode != "train":
-            return self._mean(results) if self.mode == "eval" else results
+            return self._mean(results) if self.mode == "eval" else self._outputs(*results)
         made = itertools.chain(results, *gradients.groups)
         *kept, loss = self._update(*state.params, *state.opt, *made)
         params, opt = _parts(kept, (state.params, state.opt))
@@ -114,8 +123,9 @@ class StepByRank:
         """What the caller gets of what a call returns."""
         if self.mode != "predict":
             return result
-        made = zip(result, self._step.results["result"], strict=True)
-        values = [wrap(x, r.shape, r.wanted, self.batch.mesh) for x, r in made]
+        shapes = (tuple(leaf.shape) for leaf in self._step.actions.result.leaves)
+        made = zip(result, shapes, self._layouts, strict=True)
+        values = [wrap(x, shape, layout, self.batch.mesh) for x, shape, layout in made]
         return jax.tree.unflatten(self._model.result, values)
 
     # --- traced -----------------------------------------------------------------------------------
@@ -145,13 +155,10 @@ class StepByRank:
         )
         return [*recipe.params.values(new), *opt.values(new_opt), loss]
 
-    def _made(self) -> list[Slot]:
-        """What the pipeline makes, as arguments of the update."""
-        return [
-            Slot(name, r.shape, r.dtype, r.wanted)
-            for name, group in self._step.results.items()
-            for r in group
-        ]
+    def _made(self, *names: str) -> list[Slot]:
+        """What the pipeline makes, as arguments of what comes after it."""
+        results = self._step.results
+        return [Slot(n, r.shape, r.dtype, r.wanted) for n in names for r in results[n]]
 
 
 def _parts(leaves: Iterable[Any], groups: Iterable[Sequence[Any]]) -> list[list[Any]]:

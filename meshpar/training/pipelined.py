@@ -84,7 +84,7 @@ def pipelined(
     arrays, state = model.pipeline.inputs(*values, *jax.tree.leaves((rest, batch[1])))
     made, sums = PipelineProgram(model.pipeline.step)(arrays)
     gradients = model.pipeline.gradients(sums, values) if train else []
-    result, of_params = model.finished(made, gradients)
+    result, of_params = model.finished(model.pipeline.results(made), gradients)
     return result, jax.tree.unflatten(model.rest, state), of_params
 
 

@@ -229,7 +229,7 @@ def _shape_of(name: str, fn: Fn, *args: Any) -> Any:
             takes=_shown(args[1]),
             found=str(error).partition("\n")[0],
             because="every stage and microbatch runs what is traced once, so all have one shape",
-            instead="jnp.where(mask, y, 0.0) on the whole shape, with the mask in extras or targets",
+            instead="jnp.where(mask, y, 0.0) on the whole shape, the mask among extras or targets",
         ) from error
 
 

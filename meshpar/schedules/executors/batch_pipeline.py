@@ -10,15 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshpar.compiler.annotations import Surroundings
 from meshpar.compiler.program import Program
 from meshpar.mesh import ProcessMesh
 from meshpar.placements.layout import Layout
 from meshpar.schedules.executors.cut_model import CutModel, Piece, check_state, cut_model
 from meshpar.schedules.executors.evaluate import run_program
-from meshpar.schedules.executors.in_time import TIME
+from meshpar.schedules.executors.in_time import TIME, is_time_first, merged, stacked, without_time
 from meshpar.schedules.executors.layer_order import LayerOrder, even_counts
 from meshpar.schedules.executors.layers import LayerError, Layers, find_layers
 from meshpar.schedules.executors.local_actions import Placed, Stages
+from meshpar.schedules.executors.moved_rows import moves_rows
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
 from meshpar.schedules.executors.two_pieces import cut_in_half
 from meshpar.schedules.schedule import Schedule
@@ -86,7 +88,11 @@ class BatchPipeline:
             layers, counts = share(program, params, batch)
         self.cut: CutModel = cut_model(program, params, batch, layers, results=results)
         self._program, self._axis, self._mesh = program, axis, mesh
-        self._rows = tuple(a for a in data_axes if a in mesh.axis_sizes and a != axis)
+        rows = tuple(a for a in data_axes if a in mesh.axis_sizes and a != axis)
+        inside = {name: size for name, size in mesh.axis_sizes.items() if name != axis}
+        around = Surroundings({axis: mesh.axis_sizes[axis]})
+        time_first = moves_rows(program, batch, rows, inside, around)
+        self._rows = (TIME, *rows) if time_first else (*rows, TIME)
         self._layouts = dict(zip(params, groups.params, strict=True))
         self._order = LayerOrder.of(counts, schedule)
         stages = self._stages(recompute)
@@ -121,11 +127,22 @@ class BatchPipeline:
             own,
             of(cut.before.params),
             of(cut.after.params),
-            of(cut.before.given),
-            of(cut.after.given),
-            of(cut.layers.shared),
+            *([self._given(v, values[v]) for v in numbers] for numbers in self._batches()),
         )
         return arrays, state
+
+    def results(self, made: Sequence[Any]) -> list[Any]:
+        """The results, from what the step made of them."""
+        placed = self.step.actions.result
+        return [
+            merged(x, y, leaf.shape[y.dim_of(TIME)]) if is_time_first(y) else x
+            for x, y, leaf in zip(made, placed.layouts, placed.leaves, strict=True)
+        ]
+
+    @property
+    def result_layouts(self) -> list[Layout]:
+        """Where results lie on the mesh."""
+        return [without_time(y).without_partial() for y in self.step.actions.result.layouts]
 
     def gradients(self, made: Gradients, params: Sequence[Any]) -> list[Any]:
         """Those of the parameters, from what the step made; zeros where it made none."""
@@ -184,6 +201,17 @@ class BatchPipeline:
             recompute,
         )
 
+    def _batches(self) -> tuple[Sequence[int], ...]:
+        """What comes of the batch, for the first function, the last one and every stage."""
+        return self.cut.before.given, self.cut.after.given, self.cut.layers.shared
+
+    def _given(self, value: int, x: Any) -> Any:
+        """A value of the batch, or what all microbatches share, as the step takes it."""
+        (layout,) = self._placed([value]).layouts
+        if not is_time_first(layout):
+            return x
+        return stacked(x, self.step.schedule.M)
+
     def _own_placed(self) -> Placed:
         structs, layouts = [], []
         for row in self._own_rows():
@@ -209,7 +237,7 @@ class BatchPipeline:
         for value in values:
             layout = Layout.replicated(self._program.avals[value].ndim)
             if value in self.cut.batched:
-                layout = layout.with_dim(0, (*self._rows, TIME))
+                layout = layout.with_dim(0, self._rows)
             layouts.append(layout)
         return Placed([self._struct(v) for v in values], tuple(layouts))
 

@@ -12,7 +12,16 @@ from meshpar.compiler.planned import Move, PlannedProgram
 from meshpar.placements.layout import Layout
 from meshpar.placements.search import planned_steps
 
-__all__ = ["TIME", "by_microbatch", "check_in_time", "whole", "without_time"]
+__all__ = [
+    "TIME",
+    "by_microbatch",
+    "check_in_time",
+    "is_time_first",
+    "merged",
+    "stacked",
+    "whole",
+    "without_time",
+]
 
 TIME = "microbatch"
 """The axis along which microbatches lie, where a model is traced with the whole batch."""
@@ -24,6 +33,37 @@ def without_time(layout: Layout) -> Layout:
     return Layout(dims, tuple(p for p in layout.partial if p[0] != TIME))
 
 
+def is_time_first(layout: Layout) -> bool:
+    """Whether a dim is cut into microbatches, and these over axes of the mesh.
+
+    Then a device's rows of all microbatches are no range of the batch: between the outside and the
+    ranks such values have a dim of microbatches first (`stacked`, `merged`).
+    """
+    return any(len(axes) > 1 and axes[0] == TIME for axes in layout.dims)
+
+
+def stacked(x: Any, microbatches: int) -> Any:
+    """A batch with a dim of microbatches first, in traced code; missing rows are padded."""
+    rows = -(-x.shape[0] // microbatches)
+    x = jnp.pad(x, [(0, rows * microbatches - x.shape[0]), *[(0, 0)] * (x.ndim - 1)])
+    return x.reshape(microbatches, rows, *x.shape[1:])
+
+
+def merged(x: Any, layout: Layout, size: int) -> Any:
+    """The inverse of `stacked`, in traced code.
+
+    Args:
+      x: with a dim of microbatches first.
+      layout: that of a microbatch's block, which tells the dim.
+      size: of that dim in the whole.
+    """
+    dim = layout.dim_of(TIME)
+    assert dim is not None, "a dim is cut into microbatches"
+    x = jnp.moveaxis(x, 0, dim)
+    x = x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])
+    return jax.lax.slice_in_dim(x, 0, size, axis=dim)
+
+
 def by_microbatch(block: Any, layout: Layout, microbatches: int) -> Any:
     """A device's block with a dim of microbatches first; of size 1 where all share it.
 
@@ -31,6 +71,8 @@ def by_microbatch(block: Any, layout: Layout, microbatches: int) -> Any:
     """
     if TIME not in layout.shard_axes:
         return block[None]
+    if is_time_first(layout):
+        return block
     rows = -(-block.shape[0] // microbatches)
     missing = rows * microbatches - block.shape[0]
     if missing:
@@ -52,6 +94,8 @@ def whole(blocks: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
     """
     if TIME in layout.partial_axes:
         return blocks.sum(0)
+    if is_time_first(layout):
+        return blocks
     dim = layout.dim_of(TIME)
     if dim is None:
         return blocks[0]

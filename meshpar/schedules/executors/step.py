@@ -15,7 +15,7 @@ from meshpar.placements.blocks import local_shape
 from meshpar.placements.layout import Layout
 from meshpar.placements.types import ReduceType
 from meshpar.schedules.actions import Costs
-from meshpar.schedules.executors.in_time import TIME, without_time
+from meshpar.schedules.executors.in_time import TIME, is_time_first, without_time
 from meshpar.schedules.executors.local import LocalProgram, Within
 from meshpar.schedules.executors.local_actions import LocalActions, Placed, Stages, local_actions
 from meshpar.schedules.executors.slot_table import SlotTable, slot_table
@@ -121,7 +121,10 @@ class PipelineStep:
         self.sizes = dict(mesh.axis_sizes)
         self.in_parts = in_parts
         inside = {name: size for name, size in self.sizes.items() if name != axis}
-        inside |= {TIME: schedule.M} if in_parts else {}
+        if in_parts:  # where axes meet on a dim, plans put them in this order
+            batch = (*stages.microbatch.layouts, *stages.target.layouts, *stages.extras.layouts)
+            time = {TIME: schedule.M}
+            inside = time | inside if any(map(is_time_first, batch)) else inside | time
         self.model = DeviceModel.of(mesh.jax_mesh.devices.flat[0].platform)
         within = Within(inside, self.model, {axis: self.sizes[axis]})
         self.schedule = schedule.uncombined() if train else schedule.forwards()
@@ -222,13 +225,21 @@ class PipelineStep:
 
     def _batch(self, layout: Layout) -> Layout:
         """The layout of an argument that microbatches are taken from."""
-        return without_time(layout) if self.in_parts else below(layout, ())
+        split = self.in_parts and not is_time_first(layout)
+        return without_time(layout) if split else below(without_time(layout), ())
 
     def _per_microbatch(self, leaf: Any, layout: Layout) -> Result:
         if self.in_parts:
-            made = without_time(layout).with_partial(self.axis, ReduceType.kRedSum)
-            wanted = without_time(layout).without_partial()
-            return Result(tuple(leaf.shape), leaf.dtype, made, wanted)
+            shape, lead = list(leaf.shape), list[tuple[str, ...]]()
+            if is_time_first(layout):
+                dim = layout.dim_of(TIME)
+                assert dim is not None, "a dim is cut into microbatches"
+                shape[dim] = -(-shape[dim] // self.schedule.M)
+                shape, lead = [self.schedule.M, *shape], [()]
+            made = below(without_time(layout), *lead)
+            wanted = made.without_partial()
+            made = made.with_partial(self.axis, ReduceType.kRedSum)
+            return Result(tuple(shape), leaf.dtype, made, wanted)
         made = below(layout, ()).with_partial(self.axis, ReduceType.kRedSum)
         wanted = below(layout.without_partial(), ())
         return Result((self.schedule.M, *leaf.shape), leaf.dtype, made, wanted)
