@@ -9,7 +9,7 @@ from flax import nnx
 import meshpar as mp
 from meshpar import schedules
 from meshpar.errors import MeshparError
-from tests.training.small_pipeline import Block, Net, batch, piped, single
+from tests.training.small_pipeline import Block, Net, batch, losses, piped, single
 
 
 def microbatches(dm, rows):
@@ -125,3 +125,19 @@ def test_rows_that_microbatches_would_have_to_share():
     dm.train()
     with pytest.raises(NotImplementedError, match=r"test_microbatches.py[\s\S]*all microbatches"):
         dm(jax.random.normal(jax.random.key(0), (10, 8)), jnp.zeros(10))
+
+
+@pytest.mark.parametrize("executor, scanned", [("program", True), ("mpmd", False)])
+def test_parameters_of_a_narrow_type(executor, scanned):
+    """Gradients are rounded for each microbatch, so losses equal up to the type's 8 bits."""
+
+    def narrow():
+        model = Net(4, scanned)
+        nnx.update(model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.state(model)))
+        return model
+
+    dm = piped(narrow(), {"pp": 2, "dp": 2}, executor=executor, schedule_mode="ZBH1")
+    wide, one = losses(single(Net(4, scanned))), losses(single(narrow()))
+    np.testing.assert_allclose(losses(dm), one, rtol=2**-7)
+    assert not np.allclose(one, wide, rtol=1e-6)  # the types differ at all
+    assert {x.dtype for x in dm.state_dict("param").values()} == {jnp.dtype(jnp.bfloat16)}

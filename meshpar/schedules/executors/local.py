@@ -27,6 +27,7 @@ from meshpar.placements.search import planned_steps
 from meshpar.placements.types import ReduceType
 from meshpar.schedules.executors.estimate import seconds_of
 from meshpar.schedules.executors.in_time import TIME, check_in_time
+from meshpar.schedules.executors.rounding import rounded_by_term
 
 __all__ = ["TIME", "LocalProgram", "Within", "block_struct"]
 
@@ -91,6 +92,9 @@ class Within:
           NotImplementedError: the plan sends values around a ring, which XLA on CPU can only do
             where all devices take part; or a microbatch needs values of the others.
         """
+        summed = leave_pending or any(TIME in y.partial_axes for y in outputs if y is not None)
+        if summed and TIME in self.sizes:
+            program = rounded_by_term(program)
         planned = propagate(program, inputs, outputs, self._decider, leave_pending=leave_pending)
         if leave_pending and TIME in self.sizes:
             # What does not depend on the microbatch counts once.
