@@ -17,7 +17,7 @@ from meshpar.placements.storage import from_storage, to_storage
 from meshpar.schedules.executors.in_time import by_microbatch, whole
 from meshpar.schedules.executors.local_actions import Placed
 from meshpar.schedules.executors.step import Arrays, Gradients, PipelineStep
-from meshpar.schedules.executors.tick_loop import Inputs, TickLoop
+from meshpar.schedules.executors.tick_loop import TickLoop
 
 __all__ = ["PipelineProgram"]
 
@@ -101,7 +101,7 @@ class PipelineProgram:
             schedule.P,
             step.axis,
             schedule.M,
-            Inputs([x[0] for x in own], first, last, *batch),
+            Arrays([x[0] for x in own], first, last, *batch),
             keep_given=step.keep_given,
         )
         state = loop.run(

@@ -26,15 +26,16 @@ __all__ = ["Arrays", "Gradients", "PipelineStep", "Result", "below"]
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What a step takes, as leaves.
+    """What a step takes, as leaves: whole, or the blocks of a rank's device.
 
     Args:
-      own: the parameters of all stages, of shape (ranks, chunks, ...).
+      own: the parameters of all stages, of shape (ranks, chunks, ...); a rank's lack the first dim.
       first: the parameters of the first function.
       last: the parameters of the last function.
-      microbatches: of shape (microbatches, ...); so are `targets` and `extras`.
-      targets: see `microbatches`.
-      extras: see `microbatches`.
+      microbatches: of shape (microbatches, ...), or a batch of which they are parts; so are
+        `targets` and `extras`.
+      targets: what the last function takes of a microbatch.
+      extras: what every stage takes of a microbatch.
     """
 
     own: Sequence[Any]

@@ -23,8 +23,9 @@ from meshpar.schedules.executors.in_time import TIME
 from meshpar.schedules.executors.local_actions import LocalActions
 from meshpar.schedules.executors.rows import add, add_to_row, put_rows, row_of, rows_at
 from meshpar.schedules.executors.slot_table import OPS, SlotTable
+from meshpar.schedules.executors.step import Arrays
 
-__all__ = ["Inputs", "State", "TickLoop"]
+__all__ = ["State", "TickLoop"]
 
 State = dict[str, list[Any]]
 """What goes from tick to tick: `pools` of slots; the `payload` that the last action made, and what
@@ -32,28 +33,6 @@ came `in` by each shift; the gradients of the `own`, `first` and `last` paramete
 microbatch the `result` and the gradient of the input, `given`."""
 
 Structs = Sequence[jax.ShapeDtypeStruct]
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """A rank's blocks, as leaves.
-
-    Args:
-      own: the parameters of its stages, a dim of chunks first.
-      first: the parameters of the first function.
-      last: those of the last function.
-      microbatches: with a dim of microbatches first, of size 1 for what all of them share; so are
-        `targets` and `extras`.
-      targets: what the last function takes of a microbatch.
-      extras: what every stage takes of a microbatch.
-    """
-
-    own: Sequence[Any]
-    first: Sequence[Any]
-    last: Sequence[Any]
-    microbatches: Sequence[Any]
-    targets: Sequence[Any]
-    extras: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +57,8 @@ class TickLoop:
       ranks: the number of ranks.
       axis: the mesh axis along which they lie.
       microbatches: their number.
-      inputs: this rank's blocks.
+      inputs: this rank's blocks; batches have a dim of microbatches first, of size 1 for what all
+        of them share.
       keep_given: whether the gradients of the microbatches are wanted.
     """
 
@@ -90,7 +70,7 @@ class TickLoop:
         ranks: int,
         axis: str,
         microbatches: int,
-        inputs: Inputs,
+        inputs: Arrays,
         *,
         keep_given: bool = False,
     ) -> None:

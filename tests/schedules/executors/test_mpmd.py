@@ -11,11 +11,11 @@ from meshpar.schedules.executors import mpmd
 from meshpar.schedules.executors.arguments import PipelineError
 from tests.schedules.executors.models import mean_of_losses, mlp, mlp_params, normal
 from tests.schedules.executors.test_pipeline import (
-    CHUNKS,
     NAMES,
     TENSOR,
     ZERO_3,
     assert_same,
+    check_schedule,
     cross_entropy,
     embed,
     head,
@@ -28,31 +28,15 @@ CASES = [("FThenB", 1, 1), ("1F1B", 4, 2), ("VPP", 2, 3), ("ZBVPP", 2, 3), ("aut
 ALL = [(n, P, M) for n in NAMES for P in (1, 2, 4, 8) for M in (1, 3, 8)]
 
 
-def check_schedule(name, P, M):
-    params = mlp_params(P * CHUNKS.get(name, 1))
-    x, targets = normal(3, M, 2, 8), normal(4, M, 2, 8)
-    mesh = mesh_of(pp=P)
-
-    def piped(params, x):
-        more = {"loss_fn": square, "targets": targets, "executor": "mpmd"}
-        return mp.pipeline(mlp, params, x, name, mesh, **more)
-
-    def looped(params, x):
-        return mean_of_losses(mlp, params, x, loss=square, targets=targets)
-
-    expected = jax.jit(jax.value_and_grad(looped, (0, 1)))(params, x)
-    assert_same(jax.value_and_grad(piped, (0, 1))(params, x), expected)
-
-
 @pytest.mark.parametrize("name, P, M", CASES)
 def test_every_schedule_trains_like_the_loop(name, P, M):
-    check_schedule(name, P, M)
+    check_schedule(name, P, M, executor="mpmd")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name, P, M", ALL)
 def test_every_schedule_trains_like_the_loop_everywhere(name, P, M):
-    check_schedule(name, P, M)
+    check_schedule(name, P, M, executor="mpmd")
 
 
 @pytest.mark.parametrize("name, recompute", [("1F1B", True), ("ZBH1", False)])

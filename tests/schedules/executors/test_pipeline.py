@@ -40,18 +40,20 @@ def assert_same(got, expected, rtol=1e-5):
     jax.tree.map(check, got, expected)
 
 
-def check_schedule(name, P, M):
+def check_schedule(name, P, M, executor="program"):
     params = mlp_params(P * CHUNKS.get(name, 1))
     x, targets = normal(3, M, 2, 8), normal(4, M, 2, 8)
     mesh = mesh_of(pp=P)
 
     def piped(params, x):
-        return mp.pipeline(mlp, params, x, name, mesh, loss_fn=square, targets=targets)
+        more = {"loss_fn": square, "targets": targets, "executor": executor}
+        return mp.pipeline(mlp, params, x, name, mesh, **more)
 
     def looped(params, x):
         return mean_of_losses(mlp, params, x, loss=square, targets=targets)
 
-    got = jax.jit(jax.value_and_grad(piped, (0, 1)))(params, x)
+    step = jax.value_and_grad(piped, (0, 1))
+    got = (step if executor == "mpmd" else jax.jit(step))(params, x)
     assert_same(got, jax.jit(jax.value_and_grad(looped, (0, 1)))(params, x))
 
 
