@@ -15,6 +15,7 @@ import jax
 from jax.extend.backend import clear_backends
 
 from meshpar._jax import backend_is_up, coordinator_address
+from meshpar.collectives.between.ending import finish
 from meshpar.collectives.between.meeting import Line, loopback, meet
 from meshpar.collectives.between.peers import Peers
 from meshpar.collectives.between.watch import Watch
@@ -120,6 +121,7 @@ def leave() -> None:
 
 
 def _part(world: World) -> None:
+    finish(world)
     enter_world(None)
     if _job.watch is not None:
         _job.watch.close()
@@ -226,6 +228,7 @@ def _at_exit() -> None:
     world = joined()
     if world is None or world.peers is None:
         return
+    finish(world)
     lost = [d for d in world.peers.gone.values() if d.how != "left"]
     if _job.watch is not None:
         _job.watch.close()

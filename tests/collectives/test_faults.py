@@ -220,3 +220,64 @@ time.sleep(30)
     assert "rank 0 ends: it has waited" in ranks[0].output
     assert "rank 1 has given call 2 up after an error" in ranks[0].output
     assert ranks[0].code == ranks[1].code == 1
+
+
+@pytest.mark.parametrize("end", ["", "mp.destroy_process_group()"], ids=["exit", "leave"])
+def test_a_process_that_ends_lets_the_late_ones_meet_its_calls(tmp_path, end):
+    """Rank 1 starts calls, waits for none of them and ends; rank 0 comes to them a second later."""
+    script = (
+        STARTED
+        + f"""
+mp.all_reduce(x, sync_op=False).wait()
+mp.barrier()
+if rank == 0:
+    time.sleep(1)
+    totals = [mp.all_reduce(x + i) for i in range(5)]
+    give(totals=[float(y[1]) for y in totals], got=float(mp.recv(x, 1)[1]))
+else:
+    for i in range(5):
+        mp.all_reduce(x + i, sync_op=False)
+    mp.isend(x, 0)
+{end}
+"""
+    )
+    ranks = run_ranks(tmp_path, script, 2, MESHPAR_GRACE_SECONDS="1", MESHPAR_TICK_SECONDS="0.2")
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].output + ranks[1].output
+    assert ranks[0].given == {"totals": [3.0, 5.0, 7.0, 9.0, 11.0], "got": 2.0}
+
+
+def test_a_process_that_ends_does_not_wait_for_ranks_that_have_gone(tmp_path):
+    script = (
+        STARTED
+        + """
+mp.all_reduce(x, sync_op=False).wait()
+if rank == 0:
+    mp.all_reduce(x, sync_op=False)
+    mp.isend(x, 1)
+"""
+    )
+    ranks = run_ranks(tmp_path, script, 2, timeout=40)
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].output + ranks[1].output
+
+
+def test_a_process_that_ends_does_not_wait_for_a_call_that_it_gave_up(tmp_path):
+    script = (
+        STARTED
+        + """
+mp.all_reduce(x)
+if rank == 0:
+    given_up = error_of(lambda: mp.all_reduce(x, timeout=0.5))
+    from meshpar.collectives.between.ending import finish
+    from meshpar.collectives.between.world import here
+    start = time.monotonic()
+    finish(here())
+    give(given_up=given_up, seconds=time.monotonic() - start)
+else:
+    time.sleep(4)
+    mp.all_reduce(x)
+"""
+    )
+    ranks = run_ranks(tmp_path, script, 2)
+    assert ranks[0].given["given_up"][0] == "CollectiveTimeout"
+    assert ranks[0].given["seconds"] < 1
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].output + ranks[1].output

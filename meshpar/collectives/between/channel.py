@@ -59,6 +59,7 @@ class Channel:
       moment: the last call that was begun here.
       open: number -> call, of those that have not ended.
       failed: the number of the last call that has raised here.
+      given_up: whether a caller has stopped waiting for a call, which is still there to meet.
     """
 
     ranks: tuple[int, ...]
@@ -67,6 +68,7 @@ class Channel:
     moment: Moment = field(default_factory=lambda: Moment(0, ""))
     open: dict[int, Open] = field(default_factory=dict)
     failed: int = 0
+    given_up: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class Flight:
         while not self.done():
             waited = time.monotonic() - begin
             if timeout is not None and waited > timeout:
-                self.call.timed = False
+                self.call.timed, self.channel.given_up = False, True
                 raise expired(self.world, self.channel, self.call.moment, timeout)
             if gone_long(self.world, self.channel):
                 self.channel.failed = self.call.moment.number

@@ -99,6 +99,7 @@ def _wait(world: World, channel: Channel, future: Future[Any], timeout: float | 
         rest = _LOOK_EVERY if until is None else until - time.monotonic()
         if rest <= 0:
             assert timeout is not None, "only a time limit passes"
+            channel.given_up = True
             raise expired(world, channel, channel.moment, timeout)
         try:
             return future.result(min(_LOOK_EVERY, rest))
