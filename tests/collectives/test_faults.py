@@ -274,7 +274,6 @@ if rank == 0:
     give(given_up=given_up, seconds=time.monotonic() - start)
 else:
     time.sleep(4)
-    mp.all_reduce(x)
 """
     )
     ranks = run_ranks(tmp_path, script, 2)
