@@ -37,6 +37,19 @@ class Store:
         """Sets a key, whatever it held."""
         self.client.key_value_set_bytes(f"{self.prefix}/{key}", value, allow_overwrite=True)
 
+    def get(self, key: str) -> bytes | None:
+        """The value of a key, if it is there.
+
+        Raises:
+          jax.errors.JaxRuntimeError: the service has gone.
+        """
+        try:
+            return self.client.key_value_try_get_bytes(f"{self.prefix}/{key}")
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+            return None
+
     def under(self, key: str) -> dict[str, bytes]:
         """Name -> value, of the keys `key/name`."""
         start = f"{self.prefix}/{key}/"

@@ -280,3 +280,59 @@ else:
     assert ranks[0].given["given_up"][0] == "CollectiveTimeout"
     assert ranks[0].given["seconds"] < 1
     assert ranks[0].code == ranks[1].code == 0, ranks[0].output + ranks[1].output
+
+
+GOES_ON = """
+for _ in range(1000):
+    mp.all_reduce(x)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("when", ["going on", "at the end"])
+def test_known_calls_that_ranks_mix_up_do_not_give_wrong_numbers_for_long(tmp_path, when):
+    """A sum meets a maximum of the same shape: XLA cannot tell, and each rank gets something."""
+    script = (
+        STARTED
+        + """
+SUM, MAX = mp.ReduceOp.SUM, mp.ReduceOp.MAX
+for op in (SUM, MAX):
+    mp.all_reduce(x, op)
+for _ in range(50):
+    mp.all_reduce(x)
+mp.all_reduce(x, MAX if rank else SUM)
+mp.all_reduce(x, SUM if rank else MAX)
+"""
+        + GOES_ON * (when == "going on")
+    )
+    tick = "0.2" if when == "going on" else "60"
+    ranks = run_ranks(tmp_path, script, 2, MESHPAR_TICK_SECONDS=tick)
+    outputs = [ranks[rank].output for rank in (0, 1)]
+    told = " ends: the ranks have not made the same calls of ranks [0, 1]: "
+    if when == "going on":
+        first = (
+            "call 53 was all_reduce(ReduceOp.{}) of float32[4] here, and all_reduce(ReduceOp.{})"
+        )
+        shown = (first.format("SUM", "MAX"), first.format("MAX", "SUM"))
+        assert any(told + line in output for line, output in zip(shown, outputs, strict=True))
+        assert all(told.removeprefix(" ends: ") in output for output in outputs)
+        assert ranks[0].code == ranks[1].code == 1
+    else:  # whoever looks last can tell
+        assert any(f"{rank}{told}" in outputs[rank] for rank in (0, 1)), outputs
+        assert max(rank.code for rank in ranks.values()) == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_has_ended_does_not_wait_for_one_that_fails(tmp_path, failing):
+    script = (
+        STARTED
+        + f"""
+mp.all_reduce(x)
+if rank == {failing}:
+    time.sleep(2)
+    raise KeyError("mine")
+"""
+    )
+    ranks = run_ranks(tmp_path, script, 2, timeout=30)
+    assert ranks[0].code == ranks[1].code == 1
+    assert f"rank {failing} failed: KeyError: 'mine'" in ranks[1 - failing].output

@@ -23,7 +23,7 @@ SEED = int(os.environ.get("MESHPAR_FUZZ_SEED", "0"))  # `make fuzz` draws others
 def test_random_programs(mesh):
     rng = random.Random(f"{SEED}/{mesh}")
     programs = [random_program(rng, mesh, loops=i % 3 == 0) for i in range(20)]
-    found = failures(programs, bytes_too=False)
+    found = failures(programs, plan_too=False)
     shown = [str(cut_down(failure, seconds=30)) for failure in found[:2]]
     assert not found, "\n".join([f"MESHPAR_FUZZ_SEED={SEED}, {len(found)} failures", *shown])
 

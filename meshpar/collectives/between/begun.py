@@ -43,7 +43,8 @@ def agreed(world: World, channel: Channel, moment: Moment) -> None:
         raise gone(world, channel, moment)
     if moment.text not in channel.agreed:
         agree(world, channel, moment)
-        channel.agreed.add(moment.text)
+        channel.agree(moment.text)
+    channel.remember(moment)
 
 
 class Begun:

@@ -37,7 +37,10 @@ def publish(world: World) -> None:
     if world.store is None:
         return
     channels = [c for c in list(world.channels.values()) if c.moment.number]
-    moments = {c.key: (*c.moment[:2], c.state, c.failed) for c in channels}
+    moments = {
+        c.key: (*c.moment[:2], c.state, c.failed, c.past[-1][:2] if c.past else None)
+        for c in channels
+    }
     try:
         world.store.put(f"progress/{world.rank}", json.dumps(moments).encode())
     except jax.errors.JaxRuntimeError:
@@ -61,7 +64,7 @@ def who_is_behind(world: World, channel: Channel, moment: Moment) -> Waiting:
         if rank == world.rank:
             continue
         calls = json.loads(told.get(str(rank), b"{}"))
-        number, text, state, failed = calls.get(channel.key, (0, "", "done", 0))
+        number, text, state, failed, _ = calls.get(channel.key, (0, "", "done", 0, None))
         if failed == moment.number:
             facts.append(f"rank {rank} has given call {failed} up after an error")
             hopeless = True
@@ -75,11 +78,11 @@ def who_is_behind(world: World, channel: Channel, moment: Moment) -> Waiting:
     return Waiting(tuple(facts), hopeless)
 
 
-def _elsewhere(calls: dict[str, tuple[int, str, str, int]], channel: Channel) -> str:
+def _elsewhere(calls: dict[str, tuple[int, str, str, int, object]], channel: Channel) -> str:
     """What a rank is doing in other channels."""
     running = [
         text
-        for key, (_, text, state, _) in calls.items()
+        for key, (_, text, state, *_) in calls.items()
         if key != channel.key and state == "running"
     ]
     return f", and in {running[0]} with other ranks" if running else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+import zlib
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +13,9 @@ import jax
 
 from meshpar._jax import is_ready
 
-__all__ = ["Channel", "Moment", "Open"]
+__all__ = ["Channel", "Moment", "Open", "Past"]
+
+_KEPT = 1 << 14  # calls: more than are made between two looks of the watchdog
 
 
 class Moment(NamedTuple):
@@ -31,6 +35,19 @@ class Moment(NamedTuple):
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.text}"
+
+
+class Past(NamedTuple):
+    """A call that was agreed on.
+
+    Args:
+      number, text: as of its `Moment`.
+      digest: of its text and those of all before it.
+    """
+
+    number: int
+    digest: int
+    text: str
 
 
 @dataclass(eq=False, slots=True)
@@ -55,19 +72,21 @@ class Channel:
     Args:
       ranks: the members, in the order of the group; of two, sender and receiver, if `pair`.
       pair: whether it carries messages from the first to the second.
-      agreed: the calls that all members have agreed on.
+      agreed: the calls that all members have agreed on; text -> a number for it.
       moment: the last call that was begun here.
       open: number -> call, of those that have not ended.
       failed: the number of the last call that has raised here.
+      past: the last calls that were agreed on, by all members in this order.
       given_up: whether a caller has stopped waiting for a call, which is still there to meet.
     """
 
     ranks: tuple[int, ...]
     pair: bool = False
-    agreed: set[str] = field(default_factory=set)
+    agreed: dict[str, int] = field(default_factory=dict)
     moment: Moment = field(default_factory=lambda: Moment(0, ""))
     open: dict[int, Open] = field(default_factory=dict)
     failed: int = 0
+    past: deque[Past] = field(default_factory=lambda: deque(maxlen=_KEPT))
     given_up: bool = False
     key: str = field(init=False)
 
@@ -89,6 +108,17 @@ class Channel:
         call = Open(self.moment, timeout is not None)
         self.open[self.moment.number] = call
         return call
+
+    def agree(self, text: str) -> None:
+        """Notes that all members make the same of a call with this text."""
+        self.agreed[text] = zlib.crc32(text.encode())
+
+    def remember(self, moment: Moment) -> None:
+        """Notes a call that was agreed on, now or before."""
+        past = self.past
+        before = past[-1].digest if past else 0
+        digest = (before * 31 + self.agreed[moment.text]) & 0xFFFFFFFFFFFF
+        past.append(Past(moment.number, digest, moment.text))
 
     def end(self, call: Open) -> None:
         """Notes that a call has ended."""

@@ -62,6 +62,7 @@ class Peers:
         self._sending = threading.Lock()
         self._waker, self._wakes = socket.socketpair()
         self._closed = False
+        self._left = False
         for line in lines.values():
             _keep_alive(line.socket)
         self._thread = threading.Thread(target=self._listen, name="meshpar peers", daemon=True)
@@ -73,6 +74,7 @@ class Peers:
 
     def say(self, how: How, text: str = "") -> None:
         """Tells all others that this rank goes away."""
+        self._left = how == "left"
         self._tell({"rank": self.rank, "how": how, "text": text[:2000]})
 
     def fail(self, last_words: str) -> NoReturn:
@@ -133,6 +135,9 @@ class Peers:
             # JAX, whose service is gone with it, would abort this process with a stack trace.
             print(f"meshpar: rank {self.rank} ends: {departure}", file=sys.stderr)
             _end()
+        if self._left and departure.how != "left":
+            # JAX's exit handler waits here for all others, for minutes where one has failed.
+            threading.Thread(target=self.fail, args=(str(departure),), daemon=True).start()
 
     def _tell(self, message: dict[str, Any]) -> None:
         with self._sending:

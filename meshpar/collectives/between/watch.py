@@ -1,7 +1,8 @@
 """The watchdog: a thread that sees to it that no process waits for ever without a word.
 
 It tells the others where this rank is, says who is behind once a call has taken long, and ends the
-process when a call can not end any more or its time is over: Python cannot interrupt XLA.
+process when a call can not end any more or its time is over: Python cannot interrupt XLA. So it
+does when the ranks have made different calls and go on with what these gave.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 
 from meshpar.collectives.between.behind import publish, who_is_behind
 from meshpar.collectives.between.channel import Channel, Moment
+from meshpar.collectives.between.same_calls import first_other_call
 from meshpar.collectives.between.world import World
 
 __all__ = ["Watch"]
@@ -33,9 +35,12 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and looks a last time whether the ranks have made the same calls."""
         self._over.set()
         self._thread.join(timeout=5)
+        if all(departure.how == "left" for departure in self._world.departures.values()):
+            publish(self._world)
+            self._compare()
 
     def _run(self) -> None:
         while not self._over.wait(self._world.patience.tick):
@@ -46,10 +51,17 @@ class Watch:
             if now != self._told:
                 publish(self._world)
                 self._told = now
+                self._compare()
             for channel in channels:
                 first = next(iter(list(channel.open.values())), None)
                 if first is not None and not first.timed:
                     self._look_at(channel, first.moment)
+
+    def _compare(self) -> None:
+        for channel in list(self._world.channels.values()):
+            difference = first_other_call(self._world, channel)
+            if difference is not None and self._world.peers is not None:
+                self._world.peers.fail(difference)
 
     def _look_at(self, channel: Channel, moment: Moment) -> None:
         waited = time.monotonic() - moment.since
