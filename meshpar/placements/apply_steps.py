@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -16,6 +17,7 @@ from jax import lax
 from meshpar.placements.axis_position import axis_position
 from meshpar.placements.block_axes import cut, join
 from meshpar.placements.reductions import COPIED, identity, is_key, reduce_stacked
+from meshpar.placements.single_element import made_first
 from meshpar.placements.steps import Axes, Step, StepKind
 from meshpar.placements.types import ReduceType
 
@@ -125,6 +127,8 @@ def _slice(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Arra
     if not step.axes:  # each device has its rows; a tensor without any may change its shape
         local = [_levels(n, axes, sizes)[-1] for n, axes in zip(shape, step.dst.dims, strict=True)]
         return block.reshape(*local, *block.shape[len(shape) :])
+    devices = math.prod(sizes[axis] for axis in step.axes)
+    block = made_first(block, -(-block.size // devices))
     chunks, at = cut(block, step.gained, step.axes, sizes)
     return lax.dynamic_index_in_dim(chunks, axis_position(step.axes), at, keepdims=False)
 

@@ -6,6 +6,7 @@ that it has and gives zeros for the others, so that the result is pending a sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from meshpar.placements.single_element import made_first
 from meshpar.placements.types import ReduceType
 from meshpar.rules.indexed import Indexed, first_holder, indexed, local_indices, row_limits
 from meshpar.rules.registry import rule_for
@@ -56,6 +58,7 @@ def gather(
         return {**params, "slice_sizes": tuple(sizes)}
 
     def emit(at: Emission, block: jax.Array, where: jax.Array) -> Any:
+        block = made_first(block, math.prod(where.shape[:-1]))
         if not any(at.is_cut(name) for name in reduced):
             return at.bind(block, where)
         return _own_rows(at, dims, operand, block, where, mode, fill_value)

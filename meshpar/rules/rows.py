@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from meshpar.placements.single_element import made_first
 from meshpar.rules.rule import Emission
 
 __all__ = ["Ranges", "fetch", "pick", "take_rows", "without_padding"]
@@ -47,6 +48,7 @@ def take_rows(
     """
     wanted = jnp.arange(count, dtype=jnp.int32) + offset
     good = (wanted >= low) & (wanted < high)
+    block = made_first(block, count)
     rows = jnp.take(block, jnp.clip(wanted, 0, max(block.shape[dim] - 1, 0)), axis=dim)
     return rows, good.reshape((1,) * dim + (count,) + (1,) * (block.ndim - dim - 1))
 

@@ -100,3 +100,28 @@ def test_an_index_out_of_range_along_a_whole_dim_drops_the_write():
     for i, j in [(3, 2), (3, 7), (30, 2), (8, 3)]:
         expected = jnp.asarray(x).at[i, j].set(0, mode="drop")
         np.testing.assert_array_equal(np.asarray(f(placed, np.int32(i), np.int32(j))), expected)
+
+
+def doubled(x, n, size=8):
+    return lax.dynamic_slice_in_dim(x, n, size, 0) * 2
+
+
+SINGLE = {  # blocks of one element, which XLA's simplifier takes from what was there before `* 2`
+    "slice of a slice": lambda x, n: lax.dynamic_slice_in_dim(doubled(x, n, 12), n + 1, 8, 0),
+    "update": lambda x, n: lax.dynamic_update_slice_in_dim(x[:8], doubled(x, n, 5), n, 0),
+    "gather": lambda x, n: jnp.take(doubled(x, n), np.array([3, 1, 2, 0, 7, 6, 5, 4])),
+    "slice": doubled,
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
+def test_blocks_of_one_integer(name, shape):
+    mesh = mp.ProcessMesh(np.arange(8).reshape(shape), ["x", "y"][: len(shape)])
+    x = np.arange(1, 17, dtype=np.int32)
+    f = mp.jit(SINGLE[name], out_placements=[Shard(0)] * len(shape), mesh=mesh)
+    for n in (0, 1, 5, 12):
+        with jax.disable_jit():
+            expected = SINGLE[name](jnp.asarray(x), jnp.int32(n))
+        got = f(mp.shard_tensor(x, mesh, []), mp.shard_tensor(np.int32(n), mesh, []))
+        np.testing.assert_array_equal(np.asarray(got), expected)
