@@ -83,12 +83,12 @@ def compiled_step(name, microbatches, scale=1):
     return compiled, time.perf_counter() - start, tables[-1].bytes
 
 
-def memory(console):
+def memory(console, counts=(4, 8, 16, 32, 64), scale=1):
     columns = ("microbatches", "temporaries MB", "slots MB", "ratio", "HLO lines", "compile s")
     table = Table("schedule", *columns)
     for name in ("1F1B", "ZBH1", "FThenB"):
-        for microbatches in (4, 8, 16, 32, 64):
-            compiled, seconds, slots = compiled_step(name, microbatches)
+        for microbatches in counts:
+            compiled, seconds, slots = compiled_step(name, microbatches, scale=scale)
             temporaries = compiled.memory_analysis().temp_size_in_bytes
             table.add_row(
                 name,
@@ -104,21 +104,8 @@ def memory(console):
 
 def tpu(console):
     """The same by the TPU compiler, with stages too large for the memory on the chip."""
-    table = Table("schedule", "microbatches", "temporaries MB", "slots MB", "ratio", "compile s")
     with tpu_slice("v5e:2x2"):
-        for name in ("1F1B", "ZBH1", "FThenB"):
-            for microbatches in (4, 8, 16, 32):
-                compiled, seconds, slots = compiled_step(name, microbatches, scale=4)
-                temporaries = compiled.memory_analysis().temp_size_in_bytes
-                table.add_row(
-                    name,
-                    str(microbatches),
-                    f"{temporaries / 1e6:.1f}",
-                    f"{slots / 1e6:.1f}",
-                    f"{temporaries / slots:.2f}",
-                    f"{seconds:.2f}",
-                )
-    console.print(table)
+        memory(console, (4, 8, 16, 32), scale=4)
 
 
 def parameters(console):

@@ -6,6 +6,7 @@ XLA's CPU compiler takes about twice the time for the former.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -20,10 +21,10 @@ def transposed_products(jaxpr: Any) -> list[Any]:
     transposes = {
         eqn.invars[0]: eqn
         for eqn in jaxpr.eqns
-        if eqn.primitive.name == "transpose" and isinstance(eqn.invars[0], jex_core.Var)
+        if eqn.primitive.name == "transpose" and _is_var(eqn.invars[0])
     }
-    taken = Counter(atom for eqn in jaxpr.eqns for atom in eqn.invars if _is_var(atom))
-    taken.update(atom for atom in jaxpr.outvars if _is_var(atom))
+    atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+    taken = Counter(filter(_is_var, atoms))
     eqns: list[Any] = []
     spared: set[int] = set()
     for eqn in jaxpr.eqns:
@@ -50,7 +51,7 @@ def _swaps(product: Any, permutation: Sequence[int]) -> bool:
     """Whether a permutation puts the dims of `rhs` before those of `lhs`, behind those of both."""
     (contracted, _), (both, _) = product.params["dimension_numbers"]
     batch, ndim = len(both), product.outvars[0].aval.ndim
-    rhs = batch + product.invars[0].aval.ndim - batch - len(contracted)
+    rhs = product.invars[0].aval.ndim - len(contracted)  # where its dims begin
     return tuple(permutation) == (*range(batch), *range(rhs, ndim), *range(batch, rhs))
 
 

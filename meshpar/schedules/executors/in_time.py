@@ -43,9 +43,15 @@ def is_time_first(layout: Layout) -> bool:
 
 
 def stacked(x: Any, microbatches: int) -> Any:
-    """A batch with a dim of microbatches first, in traced code; missing rows are padded."""
+    """A batch with a dim of microbatches first, in traced code.
+
+    The last microbatches may be smaller: they are padded, as the blocks of an uneven dim are.
+    """
     rows = -(-x.shape[0] // microbatches)
-    x = jnp.pad(x, [(0, rows * microbatches - x.shape[0]), *[(0, 0)] * (x.ndim - 1)])
+    missing = rows * microbatches - x.shape[0]
+    if missing:
+        pad = [(0, missing, 0), *[(0, 0, 0)] * (x.ndim - 1)]
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), pad)
     return x.reshape(microbatches, rows, *x.shape[1:])
 
 
@@ -65,20 +71,10 @@ def merged(x: Any, layout: Layout, size: int) -> Any:
 
 
 def by_microbatch(block: Any, layout: Layout, microbatches: int) -> Any:
-    """A device's block with a dim of microbatches first; of size 1 where all share it.
-
-    The last microbatches may be smaller: they are padded, as the blocks of an uneven dim are.
-    """
+    """A device's block with a dim of microbatches first; of size 1 where all share it."""
     if TIME not in layout.shard_axes:
         return block[None]
-    if is_time_first(layout):
-        return block
-    rows = -(-block.shape[0] // microbatches)
-    missing = rows * microbatches - block.shape[0]
-    if missing:
-        pad = [(0, missing, 0), *[(0, 0, 0)] * (block.ndim - 1)]
-        block = jax.lax.pad(block, jnp.zeros((), block.dtype), pad)
-    return block.reshape(microbatches, rows, *block.shape[1:])
+    return block if is_time_first(layout) else stacked(block, microbatches)
 
 
 def whole(blocks: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
@@ -104,9 +100,7 @@ def whole(blocks: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
             f"pipeline: an output of shape {shape} on each device is cut over mesh axis "
             f"{layout.dims[dim][-1]!r} within microbatches; place it otherwise by mp.shard_tensor"
         )
-    blocks = jnp.moveaxis(blocks, 0, dim)
-    merged = blocks.reshape(*blocks.shape[:dim], -1, *blocks.shape[dim + 2 :])
-    return jax.lax.slice_in_dim(merged, 0, shape[dim], axis=dim)
+    return merged(blocks, layout, shape[dim])
 
 
 def check_in_time(planned: PlannedProgram) -> None:
