@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from meshpar.rules.registry import rule_for
-from meshpar.rules.rule import SUM_LIKE, Aval, Pass, Rule, einsum, letters
+from meshpar.rules.rule import Aval, Rule, einsum, letters, multilinear
 
 
 @rule_for("dot_general")
-def dot_general(lhs_aval: Aval, rhs_aval: Aval, *, dimension_numbers: Any, **_: Any) -> Rule:
+def dot_general(
+    lhs_aval: Aval,
+    rhs_aval: Aval,
+    *,
+    dimension_numbers: Any,
+    preferred_element_type: Any = None,
+    **_: Any,
+) -> Rule:
     """`bmk,bkn->bmn`, where each of b, m, n, k may be several dims.
 
     k is not in the result, so cutting it leaves the result pending a sum.
@@ -23,5 +30,5 @@ def dot_general(lhs_aval: Aval, rhs_aval: Aval, *, dimension_numbers: Any, **_: 
     out = [lhs[d] for d in lhs_b]
     out += [name for d, name in enumerate(lhs) if d not in {*lhs_b, *lhs_k}]
     out += [name for d, name in enumerate(rhs) if d not in {*rhs_b, *rhs_k}]
-    passes = (Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,)))
+    passes = multilinear(lhs_aval, rhs_aval, result=preferred_element_type)
     return einsum(([lhs, rhs], [out]), (lhs_aval, rhs_aval), passes=passes)

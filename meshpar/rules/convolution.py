@@ -8,7 +8,7 @@ import jax
 
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import rule_for
-from meshpar.rules.rule import SUM_LIKE, Aval, Dim, Emission, Pass, Rule
+from meshpar.rules.rule import Aval, Dim, Emission, Rule, multilinear
 from meshpar.rules.windows import dilated_rows, window_spans
 
 
@@ -124,7 +124,7 @@ def conv_general_dilated(lhs: Aval, rhs: Aval, **params: Any) -> Rule:
         reduce=dict.fromkeys(reduced, ReduceType.kRedSum),
         blocked=frozenset(f"{space.name}whole" for space in spaces),
         even=frozenset(grouped),
-        passes=(Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,))),
+        passes=multilinear(lhs, rhs, result=params["preferred_element_type"]),
         emit=emit,
         exchanged=frozenset(space.name for space in spaces),
     )

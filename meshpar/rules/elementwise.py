@@ -46,12 +46,10 @@ _register("cbrt ceil erf exp exp2 expm1 floor logistic round tanh", _UP)
 _LINEAR = (Pass(SUM_LIKE, (0,)),)
 _register("neg real imag conj", _LINEAR)
 _register("copy copy_p stop_gradient reshard", (Pass(EVERY_KIND, (0,)),))
-# x + c: a pending maximum of x is one of the sum; pending sums must be those of both.
-_PLUS = (Pass(SUM_LIKE, (0, 1)), Pass(MONOTONE, (0,)), Pass(MONOTONE, (1,)))
-_register("add add_any add_jaxvals_p", _PLUS)
-_register("sub", (Pass(SUM_LIKE, (0, 1)), Pass(MONOTONE, (0,))))
+# Pending sums must be those of both. A pending maximum of x is none of x + c: the least integer,
+# which a device without the maximum may have, wraps around, and -inf + inf is no number.
+_register("add add_any add_jaxvals_p sub", (Pass(SUM_LIKE, (0, 1)),))
 _register("mul", (Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,))))
-_register("div", _LINEAR)
 _register("complex", (Pass(SUM_LIKE, (0, 1)),))
 _register("max", (Pass(frozenset({ReduceType.kRedMax}), (0, 1)),))
 _register("min", (Pass(frozenset({ReduceType.kRedMin}), (0, 1)),))
@@ -64,6 +62,14 @@ def _select_n(which: Aval, *cases: Aval, **_: Any) -> Rule:
 
 
 register("select_n", _select_n)
+
+
+def _div(x: Aval, y: Aval, **_: Any) -> Rule:
+    """A sum may be divided term by term, but not of integers, whose quotients are cut off."""
+    return elementwise(x, y, passes=_LINEAR if jnp.issubdtype(x.dtype, jnp.inexact) else ())
+
+
+register("div", _div)
 
 
 def _convert(x: Aval, *, new_dtype: Any, **_: Any) -> Rule:

@@ -11,7 +11,7 @@ import jax
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import register, rule_for
 from meshpar.rules.rows import without_padding
-from meshpar.rules.rule import SUM_LIKE, Aval, Dim, Emission, Pass, Rule, letters
+from meshpar.rules.rule import SUM_LIKE, Aval, Dim, Emission, Pass, Rule, letters, multilinear
 
 
 def batched(
@@ -117,7 +117,13 @@ def fft(x: Aval, *, fft_lengths: Sequence[int], **_: Any) -> Rule:
 
 @rule_for("ragged_dot_general")
 def ragged_dot_general(
-    lhs: Aval, rhs: Aval, group_sizes: Aval, *, ragged_dot_dimension_numbers: Any, **_: Any
+    lhs: Aval,
+    rhs: Aval,
+    group_sizes: Aval,
+    *,
+    ragged_dot_dimension_numbers: Any,
+    preferred_element_type: Any = None,
+    **_: Any,
 ) -> Rule:
     """`mk,gkn,g->mn`, with the ragged dim and the groups whole."""
     dn = ragged_dot_dimension_numbers
@@ -151,5 +157,5 @@ def ragged_dot_general(
         sizes=sizes,
         reduce=dict.fromkeys(reduced, ReduceType.kRedSum),
         blocked=frozenset(blocked),
-        passes=(Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,))),
+        passes=multilinear(lhs, rhs, result=preferred_element_type),
     )

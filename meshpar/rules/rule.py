@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshpar.placements.types import ReduceType
@@ -34,6 +35,7 @@ __all__ = [
     "addition",
     "einsum",
     "letters",
+    "multilinear",
 ]
 
 
@@ -194,6 +196,26 @@ def addition(dtype: Any) -> ReduceType | None:
     if not isinstance(dtype, np.dtype):
         return None
     return ReduceType.kRedAny if dtype == np.bool_ else ReduceType.kRedSum
+
+
+def multilinear(*operands: Aval, result: Any = None) -> tuple[Pass, ...]:
+    """The sums that may be pending through an operation that is linear in each operand.
+
+    Integers wrap around at every step of a sum; only a result that is no wider wraps them alike.
+
+    Args:
+      operands: shape and dtype of each.
+      result: the dtype of the result, where the operation's parameters name it.
+    """
+
+    def wraps_wider(operand: Aval) -> bool:
+        if result is None or not jnp.issubdtype(operand.dtype, jnp.integer):
+            return False
+        return jnp.dtype(result).itemsize > jnp.dtype(operand.dtype).itemsize
+
+    return tuple(
+        Pass(SUM_LIKE, (i,)) for i, operand in enumerate(operands) if not wraps_wider(operand)
+    )
 
 
 def letters(count: int, start: int = 0) -> list[str]:

@@ -24,6 +24,7 @@ from jax import lax
 
 import meshpar as mp
 from meshpar import Partial, Replicate, Shard
+from meshpar.placements.reductions import identity
 
 FLOATS = ("float32", "bfloat16")
 MESHES = {
@@ -236,7 +237,10 @@ def random_value(rng: np.random.Generator, info: Info) -> np.ndarray:
 
 
 def terms(rng: np.random.Generator, value: np.ndarray, kind: str, count: int) -> list[np.ndarray]:
-    """Unequal contributions whose reduction is the value."""
+    """Unequal contributions whose reduction is the value.
+
+    Some are neutral elements, and some sums of integers wrap around on the way.
+    """
     if kind in ("any", "all"):
         neutral = kind == "all"
         out = rng.random((count, *value.shape)) < 0.5
@@ -252,13 +256,23 @@ def terms(rng: np.random.Generator, value: np.ndarray, kind: str, count: int) ->
     if kind in ("max", "min"):
         sign = 1 if kind == "max" else -1
         keeper = rng.integers(0, count, value.shape)
+        neutral = identity(mp.ReduceType[f"kRed{kind.title()}"], value.dtype)
         return [
-            np.asarray(
-                np.where(keeper == i, value, value - sign * rng.integers(1, 4, value.shape)),
-                value.dtype,
+            np.where(
+                keeper == i,
+                value,
+                np.where(
+                    rng.random(value.shape) < 0.2,
+                    neutral,
+                    (value - sign * rng.integers(1, 4, value.shape)).astype(value.dtype),
+                ),
             )
             for i in range(count)
         ]
+    if value.dtype == np.int32:
+        high = 2**31 - 1 if rng.random() < 0.3 else 3
+        parts = [rng.integers(-high, high, value.shape, np.int32) for _ in range(count - 1)]
+        return [*parts, value - sum(parts, np.zeros_like(value))]
     whole = np.asarray(value, np.float64) * (count if kind == "avg" else 1)
     parts = [rng.integers(-3, 4, value.shape) for _ in range(count - 1)]
     return [np.asarray(t, value.dtype) for t in (*parts, whole - sum(parts))]
@@ -381,7 +395,8 @@ def unary(b: Builder) -> bool:
     if info.dtype == "int32":
         text = b.rng.choice(
             ["-{0}", "{0} + 3", "7 - {0}", "jnp.abs({0})", "{0} % 3", "{0} * {0}", "{0} << 1",
-             "{0} > 1", "{0} & 5", "jnp.sign({0})", "lax.population_count({0})", "{0} // 2"]
+             "{0} > 1", "{0} & 5", "jnp.sign({0})", "lax.population_count({0})", "{0} // 2",
+             "lax.div({0}, jnp.full_like({0}, 3))", "lax.rem({0}, jnp.full_like({0}, 3))"]
         )  # fmt: skip
         return b.add(text, (x,), 0, min(2 * info.mag + 3, 32))
     draw = b.rng.random()

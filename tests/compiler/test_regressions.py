@@ -125,3 +125,14 @@ def test_blocks_of_one_integer(name, shape):
             expected = SINGLE[name](jnp.asarray(x), jnp.int32(n))
         got = f(mp.shard_tensor(x, mesh, []), mp.shard_tensor(np.int32(n), mesh, []))
         np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+def test_what_integers_do_not_let_through_while_pending():
+    mesh = mp.ProcessMesh([0, 1], ["x"])
+    x = np.array([[1, 3, 5], [4, 4, 4], [1, 0, 2], [1, 2, 3]], np.int32)
+    rows = mp.shard_tensor(x, mesh, [Shard(0)])
+    halved = mp.jit(lambda x: lax.div(x.sum(0), jnp.int32(2)))
+    np.testing.assert_array_equal(np.asarray(halved(rows)), x.sum(0) // 2)
+    least = mp.reshard(mp.shard_tensor(x, mesh, [Replicate()]), mesh, [Partial("max")])
+    lower = mp.jit(lambda x: (x - 4).min(0), out_placements=[Replicate()])
+    np.testing.assert_array_equal(np.asarray(lower(least)), (x - 4).min(0))

@@ -81,6 +81,11 @@ def contraction(n: int, m: int) -> Iterator[Row]:
         (eighths(n, k, dtype=jnp.bfloat16), eighths(k, m, seed=1, dtype=jnp.bfloat16)),
     )
     yield "ints", dot(((1,), (0,))), (integers(n, k), integers(k, m, seed=1))
+    yield (
+        "i8 into i32",
+        dot(((1,), (0,)), preferred_element_type=jnp.int32),
+        (integers(n, k, dtype=np.int8), integers(k, m, seed=1, dtype=np.int8)),
+    )
 
 
 def reduction(n: int, m: int) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -51,6 +52,33 @@ class Case:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     tolerance: float = 1e-5
+
+
+DTYPES = (np.int32, np.uint8, np.int8, np.complex64)
+
+
+def in_other_dtypes(case: Case) -> Iterator[Case]:
+    """The case with its float32 arguments in each dtype that its function takes.
+
+    Integers are eight times as large, so that they are whole.
+    """
+    for dtype in DTYPES:
+        args = tuple(_as(x, dtype) if x.dtype == np.float32 else x for x in case.args)
+        if not any(x.dtype == dtype for x in args):
+            continue
+        other = Case(f"{case.name} {np.dtype(dtype).name}", case.fn, args, case.tolerance)
+        try:
+            jax.jit(case.fn).lower(*args)
+        except Exception:  # whatever it raises, the function is of other dtypes
+            continue
+        if len(traced(other).nodes) == 1:
+            yield other
+
+
+def _as(x: np.ndarray, dtype: Any) -> np.ndarray:
+    if jnp.issubdtype(dtype, jnp.integer):
+        x = np.clip(np.nan_to_num(x), -99, 99) * 8
+    return x.astype(dtype)
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,26 @@ def garbage(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
 def contributions(
     value: np.ndarray, kind: ReduceType, count: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Unequal terms, exactly reducing to the value where it holds eighths of small numbers."""
+    """Unequal terms, exactly reducing to the value where it holds eighths of small numbers.
+
+    Some are as far off as they can be: terms of integers that wrap around, neutral elements.
+    """
+    whole = jnp.issubdtype(value.dtype, jnp.integer)
     if kind in (SUM, AVG):
-        terms = [rng.integers(-4, 5, value.shape).astype(value.dtype) for _ in range(count - 1)]
+        limits = jnp.iinfo(value.dtype) if whole else None
+        terms = [
+            rng.integers(limits.min, limits.max, value.shape, value.dtype, endpoint=True)
+            if limits and rng.random() < 0.5
+            else rng.integers(-4, 5, value.shape).astype(value.dtype)
+            for _ in range(count - 1)
+        ]
         total = value * np.asarray(count, value.dtype) if kind is AVG else value
         return [*terms, (total - sum(terms)).astype(value.dtype)]
     if kind is PROD:
-        terms = [rng.choice([1, 2, 0.5], value.shape).astype(value.dtype) for _ in range(count - 1)]
+        factors = [1, -1] if whole else [1, 2, 0.5]
+        terms = [rng.choice(factors, value.shape).astype(value.dtype) for _ in range(count - 1)]
+        if whole:
+            return [*terms, value * math.prod(terms)]
         return [*terms, (value / math.prod(terms)).astype(value.dtype)]
     owner = rng.integers(0, count, value.shape)
     if value.dtype == np.bool_:
@@ -57,7 +70,16 @@ def contributions(
             limit = jnp.iinfo(value.dtype).max
             step = np.minimum(step, value if kind is MAX else limit - value)
         other = value - step if kind is MAX else value + step
+        other = np.where(rng.random(value.shape) < 0.3, _neutral(kind, value.dtype), other)
     return [np.where(owner == i, value, other) for i in range(count)]
+
+
+def _neutral(kind: ReduceType, dtype: np.dtype) -> np.ndarray:
+    """What a device may have that has nothing of a maximum or a minimum."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return np.asarray(limits.min if kind is MAX else limits.max, dtype)
+    return np.asarray(-np.inf if kind is MAX else np.inf, dtype)
 
 
 def blocks_of(value: np.ndarray, layout: Layout, sizes: Sizes, seed: int) -> np.ndarray:
@@ -90,7 +112,7 @@ _REDUCE: dict[ReduceType, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
     AVG: lambda terms: sum(terms[1:], terms[0]) / np.asarray(len(terms), terms[0].dtype),
     MAX: lambda terms: np.maximum.reduce(terms),
     MIN: lambda terms: np.minimum.reduce(terms),
-    PROD: lambda terms: np.multiply.reduce(terms),
+    PROD: lambda terms: np.multiply.reduce(terms, dtype=terms[0].dtype),
     ANY: lambda terms: np.logical_or.reduce(terms),
     ALL: lambda terms: np.logical_and.reduce(terms),
 }

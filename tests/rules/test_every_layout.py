@@ -6,7 +6,16 @@ The default run draws layouts evenly from all; the exhaustive one takes them all
 import pytest
 
 from tests.rules.cases import FAMILIES, SHAPES, cases
-from tests.rules.harness import PAIR, SQUARE, Case, failures, option_jobs, placement_jobs, report
+from tests.rules.harness import (
+    PAIR,
+    SQUARE,
+    Case,
+    failures,
+    in_other_dtypes,
+    option_jobs,
+    placement_jobs,
+    report,
+)
 from tests.rules.values import eighths, with_nans
 
 
@@ -40,6 +49,31 @@ def test_options_over_two_axes_give_the_unsharded_result(family, shape):
 @pytest.mark.parametrize("family, shape", meetings((5, 3), (1, 2), (0, 3)))
 def test_placements_give_the_unsharded_result(family, shape):
     check(placement_jobs, family, shape, PAIR, limit=2 if min(shape) > 1 else 1)
+
+
+def check_other_dtypes(family, shape, sizes, limit):
+    jobs = [
+        job
+        for case in cases(shape, FAMILIES[family])
+        for other in in_other_dtypes(case)
+        for job in option_jobs(other, sizes, limit=limit)
+        if any(layout.partial for layout in job.planned.inputs)
+    ]
+    wrong = failures(jobs, sizes)
+    assert not wrong, report(wrong, len(jobs))
+
+
+@pytest.mark.parametrize("family, shape", meetings((5, 3)))
+def test_what_is_pending_in_other_dtypes(family, shape):
+    """What is linear or increasing in floats need not be in integers, which wrap around."""
+    check_other_dtypes(family, shape, PAIR, limit=0)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family, shape", meetings((5, 3), (4, 6)))
+def test_all_that_is_pending_in_other_dtypes(family, shape):
+    for sizes in (PAIR, SQUARE):
+        check_other_dtypes(family, shape, sizes, limit=0)
 
 
 @pytest.mark.exhaustive
