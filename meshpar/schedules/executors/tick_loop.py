@@ -132,13 +132,14 @@ class TickLoop:
             state = once(forward & is_last, self._leave, state, keys, row)
         if "B" in ops:
             with self._scope("B"):
-                state = once(row.op == OPS.index("B"), self._full, state, ("payload", "own"), row)
+                keys = ("pools", "payload", "own")
+                state = once(row.op == OPS.index("B"), self._full, state, keys, row)
         if "I" in ops:
             with self._scope("I"):
                 keys = ("pools", "payload")
                 state = once(row.op == OPS.index("I"), self._for_input, state, keys, row)
             with self._scope("W"):
-                keys = ("payload", "own")
+                keys = ("pools", "payload", "own")
                 state = once(row.op == OPS.index("W"), self._for_weight, state, keys, row)
         if ops != {"F"} and (self._actions.first_backward is not None or self._keep_given):
             backward = (row.op == OPS.index("B")) | (row.op == OPS.index("I"))
@@ -240,17 +241,26 @@ class TickLoop:
         condition: Any,
         action: Callable[[State, _Row], State],
         state: State,
-        changed: Sequence[str],
+        used: Sequence[str],
         row: _Row,
     ) -> State:
-        """Does an action or not; `changed` names what of the state it changes."""
+        """Does an action or not; `used` names what of the state it changes, and what it reads of
+        the pools.
+
+        A pool that a loop leaves as it is XLA takes for a constant, and what becomes of a constant
+        is made before the loop: where products round it (to bfloat16 on TPUs), a copy of all slots
+        in every tick. So no pool comes out of a loop as it was (ZBH1: 1.8 GB instead of 3.7).
+        """
 
         def turn(carried: tuple[Any, State]) -> tuple[Any, State]:
+            part = carried[1]
+            if "pools" in part:
+                part = {**part, "pools": lax.optimization_barrier(part["pools"])}
             with in_time(TIME, row.microbatch, self._microbatches):
-                new = action({**state, **carried[1]}, row)
-            return jnp.bool_(False), {name: new[name] for name in changed}
+                new = action({**state, **part}, row)
+            return jnp.bool_(False), {name: new[name] for name in used}
 
-        part = {name: state[name] for name in changed}
+        part = {name: state[name] for name in used}
         _, part = lax.while_loop(lambda carried: carried[0], turn, (condition, part))
         return {**state, **part}
 

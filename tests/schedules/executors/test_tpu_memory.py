@@ -18,7 +18,7 @@ from benchmarks.tpu_slice import tpu_slice
 
 found = {}
 with tpu_slice("v5e:2x2"):
-    for name, microbatches in (("1F1B", 4), ("1F1B", 16), ("FThenB", 16)):
+    for name, microbatches in (("1F1B", 4), ("1F1B", 16), ("ZBH1", 16), ("FThenB", 16)):
         compiled, _, slots = compiled_step(name, microbatches, scale=4)
         taken = compiled.memory_analysis().temp_size_in_bytes
         found[f"{name} {microbatches}"] = taken, slots
@@ -42,7 +42,9 @@ def test_temporaries_do_not_grow_with_the_microbatches():
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
-    few, many, all_forward = (found[k] for k in ("1F1B 4", "1F1B 16", "FThenB 16"))
+    names = ("1F1B 4", "1F1B 16", "ZBH1 16", "FThenB 16")
+    few, many, zero_bubble, all_forward = (found[name] for name in names)
     assert abs(many[0] - few[0]) <= 0.001 * few[0]
     assert few[1] <= few[0] <= 1.2 * few[1]
+    assert zero_bubble[1] <= zero_bubble[0] <= 1.1 * many[0]
     assert all_forward[0] > 3 * many[0]
