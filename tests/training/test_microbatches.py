@@ -129,7 +129,7 @@ def test_rows_that_microbatches_would_have_to_share():
 
 @pytest.mark.parametrize("executor, scanned", [("program", True), ("mpmd", False)])
 def test_parameters_of_a_narrow_type(executor, scanned):
-    """Gradients are rounded for each microbatch, so losses equal up to the type's 8 bits."""
+    """Gradients are rounded for each microbatch too, so losses equal up to the type's 8 bits."""
 
     def narrow():
         model = Net(4, scanned)

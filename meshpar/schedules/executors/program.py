@@ -120,7 +120,7 @@ class PipelineProgram:
             ]
         return [
             [
-                self._turned(block, r.made, r.wanted, r.shape)
+                self._turned(block.astype(r.dtype), r.made, r.wanted, r.shape)
                 for block, r in zip(state[name], group, strict=True)
             ]
             for name, group in step.results.items()

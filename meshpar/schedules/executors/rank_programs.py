@@ -114,7 +114,10 @@ class RankPrograms:
             if self._step.in_parts and "result" in blocks:
                 blocks["result"] = self._of_batch(blocks["result"], results["result"])
             return {
-                name: [self._turned(x, r) for x, r in zip(group, results[name], strict=True)]
+                name: [
+                    self._turned(x.astype(r.dtype), r)
+                    for x, r in zip(group, results[name], strict=True)
+                ]
                 for name, group in blocks.items()
             }
 

@@ -2,7 +2,8 @@
 
 Where a result is a sum over devices that is rounded then, plans reduce first. Over microbatches,
 which are computed one after the other, nothing can be reduced before the last: each one's term is
-rounded, and the sum is of rounded terms, as it is in every pipeline of narrow parameters.
+rounded, as it is in every pipeline of narrow parameters. Their sum is of float32 all the same
+(`PipelineStep.sums`), and rounded once.
 """
 
 from __future__ import annotations

@@ -31,13 +31,15 @@ def put_rows(stacks: Sequence[Any], blocks: Sequence[Any], index: Any) -> list[A
 
 
 def add_to_row(stacks: Sequence[Any], terms: Sequence[Any], index: Any) -> list[Any]:
-    """The stacks with something added to their blocks at one index."""
+    """The stacks with something added to their blocks at one index, in the dtype of the stack."""
     return [
-        lax.dynamic_update_index_in_dim(stack, row_of(stack, index) + term, index, 0)
+        lax.dynamic_update_index_in_dim(
+            stack, row_of(stack, index) + term.astype(stack.dtype), index, 0
+        )
         for stack, term in zip(stacks, terms, strict=True)
     ]
 
 
 def add(sums: Sequence[Any], terms: Sequence[Any]) -> list[Any]:
-    """The sums, one by one."""
-    return [x + y for x, y in zip(sums, terms, strict=True)]
+    """The sums, one by one, in the dtype of what there is."""
+    return [x + y.astype(x.dtype) for x, y in zip(sums, terms, strict=True)]

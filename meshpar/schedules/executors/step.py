@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from meshpar.compiler.device_model import DeviceModel
 from meshpar.mesh import ProcessMesh
@@ -149,11 +150,17 @@ class PipelineStep:
         self.results: dict[str, list[Result]] = self._results()
 
     def sums(self, name: str) -> list[jax.ShapeDtypeStruct]:
-        """The blocks in which gradients are summed; those of own parameters lack the ranks' dim."""
+        """The blocks in which gradients are summed; those of own parameters lack the ranks' dim.
+
+        Narrow floats are summed in float32: a sum of 8 bits stays where it is from 256 equal terms.
+        """
         results = self.results[name]
         blocks = [local_shape(r.shape, r.made, self.sizes) for r in results]
         shapes = [block[1:] if name == "own" else block for block in blocks]
-        return [jax.ShapeDtypeStruct(s, r.dtype) for s, r in zip(shapes, results, strict=True)]
+        return [
+            jax.ShapeDtypeStruct(s, _sum_dtype(r.dtype))
+            for s, r in zip(shapes, results, strict=True)
+        ]
 
     def estimated(self) -> Costs:
         """The seconds of a stage's actions and of a hop, by the model of the device."""
@@ -244,6 +251,11 @@ class PipelineStep:
         made = below(layout, ()).with_partial(self.axis, ReduceType.kRedSum)
         wanted = below(layout.without_partial(), ())
         return Result((self.schedule.M, *leaf.shape), leaf.dtype, made, wanted)
+
+
+def _sum_dtype(dtype: Any) -> Any:
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    return jnp.promote_types(dtype, jnp.float32) if floats else dtype
 
 
 def below(layout: Layout, *dims: tuple[str, ...]) -> Layout:

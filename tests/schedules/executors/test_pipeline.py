@@ -268,6 +268,23 @@ def test_a_schedule_of_ones_own():
     assert_same(jax.jit(jax.value_and_grad(loss))(params), expected)
 
 
+@pytest.mark.parametrize("executor", ["program", "mpmd"])
+def test_gradients_of_narrow_parameters_are_summed_in_float32(executor):
+    count, mesh = 64, mesh_of(pp=2)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.uniform(1, 2, (count, 4)), jnp.bfloat16)
+
+    def loss(params):
+        more = {"loss_fn": lambda y, _: y.astype(jnp.float32).sum(), "targets": x}
+        return mp.pipeline(lambda w, x: w * x, params, x, "1F1B", mesh, executor=executor, **more)
+
+    step = jax.grad(loss)
+    got = (step if executor == "mpmd" else jax.jit(step))(jnp.ones((2, 4), jnp.bfloat16))
+    # With weights of 1 each microbatch's term is x / 64 to the last bit.
+    exact = np.asarray(x, np.float64).sum(0) / count
+    np.testing.assert_array_equal(np.asarray(got), np.asarray([exact] * 2).astype(jnp.bfloat16))
+
+
 @pytest.mark.parametrize("name", ["FThenB", "1F1B", "ZBH1"])
 def test_a_weight_used_twice(name):
     """sum(x @ w @ w), whose value and gradient are known by hand."""
