@@ -35,6 +35,45 @@ class Block(nnx.Module):
         return x + self.down(jnp.tanh(self.up(x)))
 
 
+class PlacedNet(Net):
+    """A net with kernels cut over `tp`, and layers run by a method.
+
+    Args:
+      mesh: where it lies.
+      cut: kernel -> the dim, counted from the last, that `tp` cuts.
+    """
+
+    def __init__(self, mesh, cut, scanned):
+        super().__init__(layers=4, scanned=scanned)
+        self.mesh = mesh
+        for layer in [self.layers] if scanned else self.layers:
+            for name, dim in cut.items():
+                linear = getattr(layer, name)
+                there = placements(mesh, {"tp": linear.kernel.ndim + dim})
+                linear.kernel = mp.shard_tensor(linear.kernel, mesh, there)
+
+    def __call__(self, x):
+        x = self.first(x)
+        if isinstance(self.layers, nnx.List):
+            for layer in self.layers:
+                x = self.layer(layer, x)
+        else:
+
+            def step(layer, x):
+                return self.layer(layer, x)
+
+            x = nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
+        return self.head(x)
+
+    def layer(self, layer, x):
+        raise NotImplementedError
+
+
+def placements(mesh, cut):
+    """`cut` maps an axis to the dim that it cuts."""
+    return [mp.Shard(cut[a]) if a in cut else mp.Replicate() for a in mesh.dim_names]
+
+
 def loss(y, t):
     return ((y - t) ** 2).mean()
 

@@ -6,13 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import meshpar as mp
 from meshpar.compiler.annotations import Surroundings
 from meshpar.compiler.program import program_of
 from meshpar.schedules.executors.moved_rows import moves_rows
-from tests.training.small_pipeline import Net, batch, losses, piped, single
+from tests.training.small_pipeline import (
+    Net,
+    PlacedNet,
+    batch,
+    losses,
+    piped,
+    placements,
+    single,
+)
 
 PLACES = [
     {},
@@ -36,34 +43,12 @@ ALL = [
 ]
 
 
-def placements(mesh, cut):
-    return [mp.Shard(cut[a]) if a in cut else mp.Replicate() for a in mesh.dim_names]
-
-
-class Placed(Net):
+class Placed(PlacedNet):
     """Tensor parallel layers that place what is inside them and what they return."""
 
     def __init__(self, mesh, inside, after, scanned):
-        super().__init__(layers=4, scanned=scanned)
-        self.mesh, self.inside, self.after = mesh, inside, after
-        for layer in [self.layers] if scanned else self.layers:
-            for linear, dim in ((layer.up, -1), (layer.down, -2)):
-                kernel = linear.kernel
-                cut = placements(mesh, {"tp": kernel.ndim + dim})
-                linear.kernel = mp.shard_tensor(kernel, mesh, cut)
-
-    def __call__(self, x):
-        x = self.first(x)
-        if isinstance(self.layers, nnx.List):
-            for layer in self.layers:
-                x = self.layer(layer, x)
-        else:
-
-            def step(layer, x):
-                return self.layer(layer, x)
-
-            x = nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
-        return self.head(x)
+        super().__init__(mesh, {"up": -1, "down": -2}, scanned)
+        self.inside, self.after = inside, after
 
     def layer(self, layer, x):
         h = jnp.tanh(layer.up(x))

@@ -5,41 +5,30 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import meshpar as mp
-from tests.training.small_pipeline import Net, batch, expected, losses, piped, single
+from tests.training.small_pipeline import (
+    Net,
+    PlacedNet,
+    batch,
+    expected,
+    losses,
+    piped,
+    placements,
+    single,
+)
 
 
-def placements(mesh, **cut):
-    return [mp.Shard(cut[a]) if a in cut else mp.Replicate() for a in mesh.dim_names]
-
-
-class Annotated(Net):
+class Annotated(PlacedNet):
     """Placements inside the layers, by this package and by jax, on the whole mesh."""
 
     def __init__(self, mesh, scanned):
-        super().__init__(layers=4, scanned=scanned)
-        self.mesh = mesh
-        for layer in [self.layers] if scanned else self.layers:
-            kernel = layer.up.kernel
-            layer.up.kernel = mp.shard_tensor(kernel, mesh, placements(mesh, tp=kernel.ndim - 1))
-
-    def __call__(self, x):
-        x = self.first(x)
-        if isinstance(self.layers, nnx.List):
-            for layer in self.layers:
-                x = self.layer(layer, x)
-        else:
-
-            def step(layer, x):
-                return self.layer(layer, x)
-
-            x = nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
-        return self.head(x)
+        super().__init__(mesh, {"up": -1}, scanned)
 
     def layer(self, layer, x):
-        h = mp.shard_tensor(jnp.tanh(layer.up(x)), self.mesh, placements(self.mesh, dp=0, tp=1))
+        h = mp.shard_tensor(
+            jnp.tanh(layer.up(x)), self.mesh, placements(self.mesh, {"dp": 0, "tp": 1})
+        )
         spec = jax.sharding.PartitionSpec("dp", "tp")
         sharding = jax.sharding.NamedSharding(self.mesh.jax_mesh, spec)
         return x + layer.down(jax.lax.with_sharding_constraint(h, sharding))
@@ -103,7 +92,7 @@ def tensor_parallel():
     mesh = mp.ProcessMesh.create({"dp": 2, "tp": 2})
     model = Net()
     for layer in model.layers:
-        layer.up.kernel = mp.shard_tensor(layer.up.kernel, mesh, placements(mesh, tp=1))
+        layer.up.kernel = mp.shard_tensor(layer.up.kernel, mesh, placements(mesh, {"tp": 1}))
     with mesh:
         return mp.to_static(
             model, loss=lambda y, t: ((y - t) ** 2).mean(), optimizer=optax.adam(1e-2)
