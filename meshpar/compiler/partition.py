@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ref import AbstractRef
 
 from meshpar._jax import bind_at, bind_call, eval_manual
 from meshpar.compiler.planned import Move, PlannedNode, PlannedProgram, in_buckets
@@ -127,6 +128,11 @@ def _run_once(planned: PlannedProgram, node: PlannedNode, ins: list[Any]) -> Seq
     """An effect happens on the first device only, as on one device; the others get its results."""
     axes = tuple(planned.sizes)
     avals = [planned.program.avals[value] for value in node.node.outs]
+    if any(isinstance(aval, AbstractRef) for aval in avals):
+        raise NotImplementedError(
+            f"{node.node.name} inside mp.jit, at {node.node.where}: references that are written to "
+            "are not partitioned; write code that returns the new values instead"
+        )
     first = sum(axis_position(axis) for axis in axes) == 0
     out = lax.cond(
         first,

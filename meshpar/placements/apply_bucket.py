@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshpar.placements.apply_steps import joined, mean
+from meshpar.placements.apply_steps import joined, mean, term
 from meshpar.placements.block_axes import cut
 from meshpar.placements.blocks import local_shape
 from meshpar.placements.reductions import is_key
@@ -77,6 +77,7 @@ def apply_bucket(
       The block of `step.dst` for each.
     """
     kind, axes = steps[0].kind, steps[0].axes
+    blocks = [term(block, step, sizes) for block, step in zip(blocks, steps, strict=True)]
     if kind == "all_reduce":
         sums = lax.psum(jnp.concatenate([block.reshape(-1) for block in blocks]), axes)
         parts = _split(sums, [block.shape for block in blocks])

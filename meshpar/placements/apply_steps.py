@@ -16,7 +16,14 @@ from jax import lax
 
 from meshpar.placements.axis_position import axis_position
 from meshpar.placements.block_axes import cut, join
-from meshpar.placements.reductions import COPIED, identity, is_key, reduce_stacked
+from meshpar.placements.reductions import (
+    COPIED,
+    identity,
+    is_key,
+    part_of_mean,
+    reduce_stacked,
+    whole_mean,
+)
 from meshpar.placements.single_element import made_first
 from meshpar.placements.steps import Axes, Step, StepKind
 from meshpar.placements.types import ReduceType
@@ -53,7 +60,7 @@ def _all_reduce(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax
         return extreme(block, step.axes, largest=True)
     if step.reduce in {ReduceType.kRedMin, ReduceType.kRedAll}:
         return extreme(block, step.axes, largest=False)
-    return mean(lax.psum(block, step.axes), step, sizes)
+    return mean(lax.psum(term(block, step, sizes), step.axes), step, sizes)
 
 
 def extreme(x: jax.Array, axes: Sequence[str], *, largest: bool) -> jax.Array:
@@ -80,18 +87,22 @@ def extreme(x: jax.Array, axes: Sequence[str], *, largest: bool) -> jax.Array:
 
 
 def _reduce_scatter(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:
-    chunks, at = cut(block, step.gained, step.axes, sizes)
+    chunks, at = cut(term(block, step, sizes), step.gained, step.axes, sizes)
     return mean(lax.psum_scatter(chunks, step.axes, scatter_dimension=at), step, sizes)
 
 
+def term(block: jax.Array, step: Step, sizes: Sizes) -> jax.Array:
+    """What a device adds to the sum of a step: its block, or its part where the mean is asked."""
+    if step.reduce is not ReduceType.kRedAvg:
+        return block
+    return part_of_mean(block, math.prod(sizes[axis] for axis in step.axes))
+
+
 def mean(total: jax.Array, step: Step, sizes: Sizes) -> jax.Array:
-    """What a sum over the devices of a step comes to: itself, or the mean where that is asked."""
+    """What the sum of all terms comes to: itself, or the mean where that is asked."""
     if step.reduce is not ReduceType.kRedAvg:
         return total
-    n = 1
-    for axis in step.axes:
-        n *= sizes[axis]
-    return total / jnp.asarray(n, total.dtype)
+    return whole_mean(total, math.prod(sizes[axis] for axis in step.axes))
 
 
 def _all_gather(block: jax.Array, step: Step, shape: Shape, sizes: Sizes) -> jax.Array:

@@ -22,7 +22,10 @@ __all__ = [
     "commute",
     "identity",
     "is_key",
+    "part_of_mean",
     "reduce_stacked",
+    "takes",
+    "whole_mean",
 ]
 
 SUM, MAX, MIN = ReduceType.kRedSum, ReduceType.kRedMax, ReduceType.kRedMin
@@ -37,11 +40,12 @@ EMBEDDED = frozenset({SUM, MAX, MIN, PROD, ANY, ALL})
 
 # for the kinds that XLA cannot scatter, and products, which it cannot reduce across devices at all
 _ORDER = {MAX: jnp.max, MIN: jnp.min, ANY: jnp.any, ALL: jnp.all}
-_ARITHMETIC = {SUM: jnp.sum, AVG: jnp.mean, PROD: jnp.prod}  # these may widen the dtype
+_ARITHMETIC = {SUM: jnp.sum, PROD: jnp.prod}  # these may widen the dtype
 
 # Gathering these ends the process on CPU; the last holds no zero and no negative number.
 _NO_COLLECTIVES = {"int2", "uint2"}
 _NO_REDUCTIONS = {"float8_e8m0fnu"}
+_WITHOUT_NAN = {"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
 
 
 def is_key(dtype: DTypeLike) -> bool:
@@ -52,6 +56,17 @@ def is_key(dtype: DTypeLike) -> bool:
 def commute(lhs: ReduceType, rhs: ReduceType) -> bool:
     """Whether two reductions over different axes give the same in either order."""
     return lhs is rhs or {lhs, rhs} == {SUM, AVG}
+
+
+def takes(kind: ReduceType, dtype: DTypeLike) -> bool:
+    """Whether values of a dtype can be pending a reduction.
+
+    Example:
+      >>> takes(ReduceType.kRedMax, "int32"), takes(ReduceType.kRedMax, "complex64")
+      (True, False)
+    """
+    reason, _ = _refusal(kind, dtype, str(dtype if is_key(dtype) else np.dtype(dtype)))
+    return not reason
 
 
 def check_dtype(layout: Layout, dtype: DTypeLike) -> None:
@@ -101,6 +116,8 @@ def _refusal(kind: ReduceType, dtype: DTypeLike, name: str) -> tuple[str, str]:
         return "the mean of integers is not an integer", "Partial('sum'), or a float dtype"
     if kind in {MAX, MIN} and jnp.issubdtype(kept, jnp.complexfloating):
         return "complex numbers have no order", "one Partial for x.real, one for x.imag"
+    if kind in {MAX, MIN} and name in _WITHOUT_NAN:
+        return f"{name} has no NaN, by which maxima travel", "x.astype(jnp.bfloat16)"
     return "", ""
 
 
@@ -138,6 +155,32 @@ def _extreme(dtype: np.dtype, *, lowest: bool) -> np.ndarray:
 
 def reduce_stacked(kind: ReduceType, stacked: jax.Array, dim: int) -> jax.Array:
     """Reduces the contributions that are stacked along one dim; the dtype stays."""
+    if kind is AVG:
+        n = stacked.shape[dim]
+        return whole_mean(jnp.sum(part_of_mean(stacked, n), dim, dtype=stacked.dtype), n)
     if kind in _ARITHMETIC:
         return _ARITHMETIC[kind](stacked, axis=dim, dtype=stacked.dtype)
     return _ORDER[kind](stacked, axis=dim)
+
+
+def part_of_mean(x: jax.Array, count: int) -> jax.Array:
+    """What is added up for a mean of `count` values, by a power of two less than each of them.
+
+    So the sum does not overflow where the mean does not, and no bit is lost.
+    """
+    return (_wide(x) * 0.5 ** _halvings(count)).astype(x.dtype)
+
+
+def whole_mean(total: jax.Array, count: int) -> jax.Array:
+    """The mean, from the sum of the parts of it."""
+    rest = count / 2 ** _halvings(count)
+    return total if rest == 1 else (_wide(total) / rest).astype(total.dtype)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    narrow = jnp.finfo(x.dtype).bits < 32  # a factor need not be a number of 4 or 8 bits
+    return x.astype(jnp.float32) if narrow else x
+
+
+def _halvings(count: int) -> int:
+    return max(count - 1, 0).bit_length()

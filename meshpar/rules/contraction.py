@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshpar.rules.registry import rule_for
-from meshpar.rules.rule import Aval, Rule, einsum, letters, multilinear
+from meshpar.rules.rule import Aval, Rule, addition, einsum, letters, multilinear
 
 
 @rule_for("dot_general")
@@ -19,7 +19,7 @@ def dot_general(
 ) -> Rule:
     """`bmk,bkn->bmn`, where each of b, m, n, k may be several dims.
 
-    k is not in the result, so cutting it leaves the result pending a sum.
+    k is not in the result, so cutting it leaves the result pending a sum (of booleans: any).
     """
     (lhs_k, rhs_k), (lhs_b, rhs_b) = dimension_numbers
     names = letters(lhs_aval.ndim + rhs_aval.ndim)
@@ -31,4 +31,8 @@ def dot_general(
     out += [name for d, name in enumerate(lhs) if d not in {*lhs_b, *lhs_k}]
     out += [name for d, name in enumerate(rhs) if d not in {*rhs_b, *rhs_k}]
     passes = multilinear(lhs_aval, rhs_aval, result=preferred_element_type)
-    return einsum(([lhs, rhs], [out]), (lhs_aval, rhs_aval), passes=passes)
+    kind = addition(preferred_element_type or lhs_aval.dtype)
+    whole = [lhs[d] for d in lhs_k] if kind is None else []
+    return einsum(
+        ([lhs, rhs], [out]), (lhs_aval, rhs_aval), reduce=kind, blocked=whole, passes=passes
+    )

@@ -16,8 +16,12 @@ Shape = tuple[int, ...]
 
 
 def _inside(start: jax.Array, size: int, full: int) -> jax.Array:
-    """Where a slice begins: lax moves one that would reach beyond the dim back into it."""
-    return jnp.clip(jnp.asarray(start, jnp.int32), 0, full - size)
+    """Where a slice begins: lax moves one that would reach beyond the dim back into it.
+
+    Begins of any integers, also of those that int32 does not hold, and that do not hold the last.
+    """
+    last = min(full - size, int(jnp.iinfo(start.dtype).max))
+    return jnp.clip(start, 0, last).astype(jnp.int32)
 
 
 @rule_for("dynamic_slice")

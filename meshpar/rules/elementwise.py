@@ -9,7 +9,17 @@ import jax.numpy as jnp
 
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import register
-from meshpar.rules.rule import EVERY_KIND, MONOTONE, SUM_LIKE, Aval, Pass, Rule, einsum, letters
+from meshpar.rules.rule import (
+    EVERY_KIND,
+    MONOTONE,
+    SUM_LIKE,
+    Aval,
+    Pass,
+    Rule,
+    einsum,
+    letters,
+    multilinear,
+)
 
 __all__ = ["elementwise"]
 
@@ -49,7 +59,6 @@ _register("copy copy_p stop_gradient reshard", (Pass(EVERY_KIND, (0,)),))
 # Pending sums must be those of both. A pending maximum of x is none of x + c: the least integer,
 # which a device without the maximum may have, wraps around, and -inf + inf is no number.
 _register("add add_any add_jaxvals_p sub", (Pass(SUM_LIKE, (0, 1)),))
-_register("mul", (Pass(SUM_LIKE, (0,)), Pass(SUM_LIKE, (1,))))
 _register("complex", (Pass(SUM_LIKE, (0, 1)),))
 _register("max", (Pass(frozenset({ReduceType.kRedMax}), (0, 1)),))
 _register("min", (Pass(frozenset({ReduceType.kRedMin}), (0, 1)),))
@@ -64,9 +73,17 @@ def _select_n(which: Aval, *cases: Aval, **_: Any) -> Rule:
 register("select_n", _select_n)
 
 
+def _mul(x: Aval, y: Aval, **_: Any) -> Rule:
+    return elementwise(x, y, passes=multilinear(x, y))
+
+
+register("mul", _mul)
+
+
 def _div(x: Aval, y: Aval, **_: Any) -> Rule:
     """A sum may be divided term by term, but not of integers, whose quotients are cut off."""
-    return elementwise(x, y, passes=_LINEAR if jnp.issubdtype(x.dtype, jnp.inexact) else ())
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return elementwise(x, y, passes=multilinear(x, y)[:1] if inexact else ())
 
 
 register("div", _div)
@@ -83,7 +100,8 @@ def _holds(new: Any, old: Any) -> bool:
     if not (jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating)):
         return False
     wide, narrow = jnp.finfo(new), jnp.finfo(old)
-    return wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp
+    least = wide.minexp - wide.nmant <= narrow.minexp - narrow.nmant
+    return least and wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp
 
 
 register("convert_element_type", _convert)
@@ -91,7 +109,7 @@ register("convert_element_type", _convert)
 
 def _bitcast(x: Aval, *, new_dtype: Any, **_: Any) -> Rule:
     """Elementwise for equal widths; else a last dim of pieces appears or goes, and is whole."""
-    old, new = jnp.dtype(x.dtype).itemsize, jnp.dtype(new_dtype).itemsize
+    old, new = _bits(x.dtype), _bits(new_dtype)
     if old == new:
         return elementwise(x)
     names = letters(x.ndim)
@@ -104,6 +122,15 @@ def _bitcast(x: Aval, *, new_dtype: Any, **_: Any) -> Rule:
 
 
 register("bitcast_convert_type", _bitcast)
+
+
+def _bits(dtype: Any) -> int:
+    """The width of a dtype; that of some is less than the bytes that numpy gives them."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return 8 * jnp.dtype(dtype).itemsize
 
 
 def _clamp(low: Aval, x: Aval, high: Aval, **_: Any) -> Rule:

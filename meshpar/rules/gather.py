@@ -16,9 +16,10 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from meshpar.placements.reductions import identity
 from meshpar.placements.single_element import made_first
 from meshpar.placements.types import ReduceType
-from meshpar.rules.indexed import Indexed, first_holder, indexed, local_indices, row_limits
+from meshpar.rules.indexed import Indexed, first_holder, indexed, local_indices, row_limits, wide
 from meshpar.rules.registry import rule_for
 from meshpar.rules.rule import EVERY_KIND, SUM_LIKE, Aval, Emission, Params, Pass, Rule, addition
 
@@ -86,15 +87,18 @@ def _own_rows(
     mode: Any,
     fill_value: Any,
 ) -> jax.Array:
-    """The rows that this device has; zeros for those of others."""
+    """The rows that this device has; for those of others what leaves a sum as it is."""
+    where = wide(where)
     limits = row_limits(dims, operand, where)
     inside = jnp.all((where >= 0) & (where <= limits), axis=-1)
-    if mode == GatherScatterMode.CLIP:
+    if mode != GatherScatterMode.FILL_OR_DROP:  # XLA clips where a promise is broken
         where = lax.clamp(jnp.zeros_like(where), where, limits)
     where, mine = local_indices(at, dims, where)
     (rows,) = at.bind(block, where)
     expand = [d for d, name in enumerate(dims.slices) if name not in dims.indices]
-    zero = jnp.zeros((), rows.dtype)
+    kind = addition(rows.dtype)
+    assert kind is not None, "only numbers are pending"
+    zero = jnp.asarray(identity(kind, rows.dtype))
     rows = jnp.where(jnp.expand_dims(mine, expand), rows, zero)
     if mode == GatherScatterMode.FILL_OR_DROP:
         # One device gives what stands for rows that no device has.

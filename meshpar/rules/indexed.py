@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from meshpar.rules.rule import Aval, Dim, Emission
 
-__all__ = ["Indexed", "indexed", "local_indices", "row_limits"]
+__all__ = ["Indexed", "indexed", "local_indices", "row_limits", "wide"]
 
 Shape = tuple[int, ...]
 
@@ -86,6 +86,11 @@ def indexed(
     chosen = [d for d in dropped if d in index_map]
     column = {d: place for place, d in enumerate(index_map)}
     return Indexed(names, index_names, slices, sizes, chosen, column, [*window])
+
+
+def wide(where: jax.Array) -> jax.Array:
+    """Indices as integers that hold the sizes of dims and of blocks: 32 bits at least."""
+    return where.astype(jnp.int32) if where.dtype.itemsize < 4 else where
 
 
 def row_limits(dims: Indexed, operand: Aval, where: jax.Array) -> jax.Array:

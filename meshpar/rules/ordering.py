@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshpar.placements.reductions import identity
@@ -29,14 +30,14 @@ def top_k(x: Aval, *, k: int, axis: int, **_: Any) -> Rule:
 
     k values and k indices per row and device travel, never the operand.
     """
-    names = letters(x.ndim)
+    names, lowest = letters(x.ndim), _lowest(x.dtype)
     factor, out = names[axis], [*names]
     out[axis] = "k"
 
     def emit(at: Emission, block: jax.Array) -> Any:
         if not at.is_cut(factor):
             return at.bind(block)
-        lowest = identity(ReduceType.kRedMax, block.dtype)
+        assert lowest is not None, "else the dim is whole"
         block = without_padding(at, block, axis, factor, lowest)
         values, indices = at.bind(block, k=min(k, block.shape[axis]))
         indices = indices + at.start(factor).astype(indices.dtype)
@@ -56,9 +57,21 @@ def top_k(x: Aval, *, k: int, axis: int, **_: Any) -> Rule:
         operands=(tuple((n,) for n in names),),
         results=(tuple((n,) for n in out),) * 2,
         sizes={**dict(zip(names, x.shape, strict=True)), "k": k},
-        blocked=frozenset({"k"}),
+        blocked=frozenset({"k", factor} if lowest is None else {"k"}),
         emit=emit,
     )
+
+
+def _lowest(dtype: Any) -> np.ndarray | None:
+    """What no value comes after in XLA's order of all numbers, in which -NaN is before -inf.
+
+    `None` where a NaN is in no such place, as in floats without a negative zero.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return identity(ReduceType.kRedMax, dtype)
+    if "fnuz" in str(dtype) or jnp.finfo(dtype).bits < 8:
+        return None
+    return np.asarray(-1, f"int{jnp.finfo(dtype).bits}").view(dtype)
 
 
 def _joined(stacked: jax.Array, dim: int) -> jax.Array:

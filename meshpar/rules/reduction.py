@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshpar.placements.reductions import identity
+from meshpar.placements.reductions import identity, takes
 from meshpar.placements.types import ReduceType
 from meshpar.rules.registry import register, rule_for
 from meshpar.rules.rows import without_padding
@@ -20,10 +20,11 @@ PROD, ANY, ALL = ReduceType.kRedProd, ReduceType.kRedAny, ReduceType.kRedAll
 
 def _register(name: str, kind: ReduceType, passes: frozenset[ReduceType]) -> None:
     def rule(x: Aval, *, axes: tuple[int, ...], **_: Any) -> Rule:
-        """`ij->i`, with j reduced."""
+        """`ij->i`, with j reduced; whole where nothing can be pending that, as `or` of integers."""
+        if not takes(kind, x.dtype):
+            return _whole((x,), 1, axes)
         names = letters(x.ndim)
         kept = [n for d, n in enumerate(names) if d not in axes]
-        # lax.reduce_max of booleans is `or`, which is what a pending any reduces by.
         pending = (Pass(passes, (0,)),)
         return einsum(([names], [kept]), (x,), reduce=kind, passes=pending)
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshpar.placements.reductions import takes
 from meshpar.placements.types import ReduceType
 
 __all__ = [
@@ -191,31 +192,37 @@ class Rule:
 def addition(dtype: Any) -> ReduceType | None:
     """The reduction that puts values together of which all but one are missing.
 
-    `None` for PRNG keys, which cannot be reduced.
+    `None` for what cannot be reduced, as PRNG keys.
     """
-    if not isinstance(dtype, np.dtype):
-        return None
-    return ReduceType.kRedAny if dtype == np.bool_ else ReduceType.kRedSum
+    kind = ReduceType.kRedAny if dtype == np.bool_ else ReduceType.kRedSum
+    return kind if takes(kind, dtype) else None
 
 
 def multilinear(*operands: Aval, result: Any = None) -> tuple[Pass, ...]:
     """The sums that may be pending through an operation that is linear in each operand.
 
-    Integers wrap around at every step of a sum; only a result that is no wider wraps them alike.
+    Integers wrap around at every step of a sum; only integers that are no wider wrap alike. Of
+    floats with a short range (float16) a term's product overflows soon, where that of the sum does
+    not. Sums and products of booleans are `or` and `and`.
 
     Args:
       operands: shape and dtype of each.
       result: the dtype of the result, where the operation's parameters name it.
     """
+    if result is None:
+        result = jnp.result_type(*(operand.dtype for operand in operands))
 
-    def wraps_wider(operand: Aval) -> bool:
-        if result is None or not jnp.issubdtype(operand.dtype, jnp.integer):
-            return False
-        return jnp.dtype(result).itemsize > jnp.dtype(operand.dtype).itemsize
+    def through(dtype: Any) -> frozenset[ReduceType]:
+        if dtype == np.bool_:
+            return frozenset({ReduceType.kRedAny})
+        if jnp.issubdtype(dtype, jnp.integer):
+            whole = jnp.issubdtype(result, jnp.integer)
+            alike = whole and jnp.iinfo(result).bits <= jnp.iinfo(dtype).bits
+            return SUM_LIKE if alike else frozenset()
+        return SUM_LIKE if jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp else frozenset()
 
-    return tuple(
-        Pass(SUM_LIKE, (i,)) for i, operand in enumerate(operands) if not wraps_wider(operand)
-    )
+    kinds = [through(operand.dtype) for operand in operands]
+    return tuple(Pass(kind, (i,)) for i, kind in enumerate(kinds) if kind)
 
 
 def letters(count: int, start: int = 0) -> list[str]:

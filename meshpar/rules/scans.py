@@ -53,7 +53,15 @@ def _register(name: str, combine: Combine, neutral: Callable[[Any], Any], linear
             return combine(run, jnp.broadcast_to(carry, run.shape))
 
         passes = (Pass(SUM_LIKE, (0,)),) if linear else ()
-        return einsum(([names], [names]), (x,), passes=passes, emit=emit)
+        # JAX's own sum of two complex logarithms of nothing is no number.
+        whole = combine is _log_add and jnp.issubdtype(x.dtype, jnp.complexfloating)
+        return einsum(
+            ([names], [names]),
+            (x,),
+            blocked=[factor] if whole else [],
+            passes=passes,
+            emit=emit,
+        )
 
     register(name, rule)
 

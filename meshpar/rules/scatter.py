@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from meshpar.placements.reductions import identity
+from meshpar.placements.reductions import identity, takes
 from meshpar.placements.types import ReduceType
-from meshpar.rules.indexed import indexed, local_indices, row_limits
+from meshpar.rules.indexed import indexed, local_indices, row_limits, wide
 from meshpar.rules.registry import register
 from meshpar.rules.rule import SUM_LIKE, Aval, Emission, Pass, Rule
 
@@ -43,11 +43,14 @@ def _scatter(
         window=_window(operand, dn, updates),
     )
     batching = {dims.indices[d] for d in dn.scatter_indices_batching_dims}
+    if kind is not None and not takes(kind, operand.dtype):
+        kind = None
     reduced = {} if kind is None else {n: kind for n in dims.indices if n not in batching}
 
     def emit(at: Emission, block: jax.Array, where: jax.Array, new: jax.Array) -> Any:
         if not any(at.is_cut(dims.operand[d]) for d in dims.chosen):
             return at.bind(block, where, new)
+        where = wide(where)
         if at.params["mode"] == GatherScatterMode.CLIP:
             where = lax.clamp(jnp.zeros_like(where), where, row_limits(dims, operand, where))
         where, mine = local_indices(at, dims, where)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from meshpar.rules.registry import rule_for
 from meshpar.rules.rule import (
@@ -65,16 +67,17 @@ def broadcast_in_dim(
 
 
 @rule_for("iota")
-def iota(*, dimension: int, shape: Shape, **_: Any) -> Rule:
+def iota(*, dimension: int, shape: Shape, dtype: Any, **_: Any) -> Rule:
     """`->ij`: each device counts from where its block begins."""
     names = letters(len(shape))
 
     def emit(at: Emission) -> jax.Array:
         local = tuple(at.local_size(n) for n in names)
-        (counted,) = at.bind(shape=local, sharding=None)
         if not at.is_cut(names[dimension]):
-            return counted
-        return counted + at.start(names[dimension]).astype(counted.dtype)
+            return at.bind(shape=local, sharding=None)[0]
+        # Counted as integers: a sum of two rounded numbers would be rounded again.
+        counted = lax.broadcasted_iota(jnp.int32, local, dimension) + at.start(names[dimension])
+        return counted.astype(dtype)
 
     return Rule(
         operands=(),

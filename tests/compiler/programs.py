@@ -391,7 +391,8 @@ def unary(b: Builder) -> bool:
         return False
     info = b.pool[x]
     if info.dtype == "bool":
-        return b.add(b.rng.choice(["~{0}", "{0} | True", "{0} ^ True"]), (x,), 0, 1)
+        texts = ["~{0}", "{0} | True", "{0} ^ True", *["{0} @ {0}.T"] * (info.ndim == 2)]
+        return b.add(b.rng.choice(texts), (x,), 0, 1)
     if info.dtype == "int32":
         text = b.rng.choice(
             ["-{0}", "{0} + 3", "7 - {0}", "jnp.abs({0})", "{0} % 3", "{0} * {0}", "{0} << 1",
@@ -446,6 +447,8 @@ def reduction(b: Builder) -> bool:
             ops += ["argmax", "argmin"]
         if info.is_float:
             ops += ["logsumexp", "var"]
+        if info.dtype == "int32":
+            ops += ["bitwise_or.reduce", "bitwise_and.reduce"]
         if count <= 8 and info.mag < 4:
             ops.append("prod")
     op = b.rng.choice(ops)
@@ -455,6 +458,8 @@ def reduction(b: Builder) -> bool:
         return b.add(f"jax.nn.logsumexp({{0}}, {tail})", (x,), None, info.mag + 3)
     if op in ("max", "min"):
         return b.add(f"jnp.{op}({{0}}, {tail})", (x,), structural=True)
+    if "bitwise" in op:
+        return b.add(f"jnp.{op}({{0}}, axis={dims[0]})", (x,), 0, info.mag)
     if op == "prod":
         return b.add(f"jnp.prod({{0}}, {tail})", (x,), None, info.mag * max(count, 1))
     grown = info.mag + (_bits(count) if op == "sum" else 0)
@@ -620,6 +625,8 @@ def indexing(b: Builder) -> bool:
         d == at or s == t for d, (s, t) in enumerate(zip(info.shape, where.shape, strict=True))
     ):
         texts.append(f"jnp.take_along_axis({{0}}, {{1}}, axis={at}, mode='clip')")
+    if at == 0:  # whose indices jnp promises to be in bounds
+        texts.append("{0}[{1}]")
     text = b.rng.choice(texts)
     return b.add(text, (x, ids), info.frac, info.mag)
 

@@ -136,3 +136,39 @@ def test_what_integers_do_not_let_through_while_pending():
     least = mp.reshard(mp.shard_tensor(x, mesh, [Replicate()]), mesh, [Partial("max")])
     lower = mp.jit(lambda x: (x - 4).min(0), out_placements=[Replicate()])
     np.testing.assert_array_equal(np.asarray(lower(least)), (x - 4).min(0))
+
+
+def test_an_index_beyond_a_promise_is_clipped_wherever_rows_lie():
+    line = mp.ProcessMesh(np.arange(4), ["x"])
+    x, index = np.arange(1, 9, dtype=np.int32), np.array([0, 40, -40], np.int32)
+    for there in (Shard(0), Replicate()):
+        got = mp.jit(lambda x, i: x[i])(mp.shard_tensor(x, line, [there]), index)
+        np.testing.assert_array_equal(np.asarray(got), jnp.asarray(x)[index])
+
+
+def test_references_are_refused_by_name():
+    def count(x):
+        ref = jax.new_ref(x)
+        ref[...] += 1
+        return ref[...]
+
+    x = mp.shard_tensor(np.ones(8, np.float32), mp.ProcessMesh([0, 1], ["x"]), [Shard(0)])
+    with pytest.raises(NotImplementedError, match=r"new_ref inside mp\.jit, at test_regressions"):
+        mp.jit(count)(x)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_rows_are_added_where_narrow_indices_say(dtype):
+    """300 rows, which 8 bits do not count. XLA's older emitters are wrong on one device."""
+    line = mp.ProcessMesh(np.arange(4), ["x"])
+    index = np.array([[5], [100], [253], [199]], np.uint8).astype(dtype)
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    x = mp.shard_tensor(np.zeros((300, 2), np.float32), line, [Shard(0)])
+
+    def add(x, i):
+        return lax.scatter_add(x, i, jnp.ones((4, 2)), numbers, mode="drop")
+
+    expected = np.zeros((300, 2), np.float32)
+    np.add.at(expected, [i for i in index[:, 0].tolist() if i >= 0], 1)
+    got = mp.jit(add, out_placements=[Shard(0)])(x, index)
+    np.testing.assert_array_equal(np.asarray(got), expected)

@@ -304,3 +304,13 @@ def test_a_stopped_gradient():
     gradient = jax.grad(lambda x: mp.shard_tensor(x * x, LINE, [], stop_gradient=True).sum())
     np.testing.assert_array_equal(gradient(jnp.ones(4)), np.zeros(4))
     assert mp.placements_of(jnp.ones(3)) is None and mp.mesh_of(np.ones(3)) is None
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("dtype, value", [("float16", 20000), ("float32", 3e38)])
+@pytest.mark.parametrize("wanted", [Replicate(), Shard(0)], ids=str)
+def test_a_mean_does_not_overflow_where_the_values_do_not(size, dtype, value, wanted):
+    mesh = mp.ProcessMesh(np.arange(size), ["x"])
+    x = np.full((7, 2), value, dtype)
+    mean = mp.reshard(mp.shard_tensor(x, mesh, [Replicate()]), mesh, [Partial("avg")])
+    np.testing.assert_array_equal(np.asarray(mp.reshard(mean, mesh, [wanted])), x)

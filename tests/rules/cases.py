@@ -56,6 +56,12 @@ def elementwise(n: int, m: int) -> Iterator[Row]:
     yield "i32->f32", lambda a: lax.convert_element_type(a, jnp.float32), (i,)
     yield "bitcast", lambda a: lax.bitcast_convert_type(a, jnp.int32), (x,)
     yield "bitcast wide", lambda a: lax.bitcast_convert_type(a, jnp.uint8), (x,)
+    yield "bitcast half", lambda a: lax.bitcast_convert_type(a, jnp.int4), (i.astype(np.int8),)
+    small = (i * 2.0**-13).astype(jnp.float8_e4m3b11fnuz)  # the other type rounds some to 0
+    yield "f8->f8", lambda a: lax.convert_element_type(a, jnp.float8_e4m3fn), (small,)
+    large = np.full((n, m), 200, np.float16)  # products of what adds up to it overflow
+    yield "mul f16", lax.mul, (large, large)
+    yield "div f16", lax.div, (large, np.float16(1) / large)
     yield "complex", lax.complex, (x, y)
     yield "real", lax.real, (x + 1j * y,)
     yield "integer_pow", lambda a: lax.integer_pow(a, 3), (x,)
@@ -81,6 +87,13 @@ def contraction(n: int, m: int) -> Iterator[Row]:
         (eighths(n, k, dtype=jnp.bfloat16), eighths(k, m, seed=1, dtype=jnp.bfloat16)),
     )
     yield "ints", dot(((1,), (0,))), (integers(n, k), integers(k, m, seed=1))
+    yield "bools", dot(((1,), (0,))), (booleans(n, k), booleans(k, m, seed=1))
+    yield "i8,f32", dot(((1,), (0,))), (integers(n, k, dtype=np.int8), eighths(k, m, seed=1))
+    yield (
+        "i32 into f32",
+        dot(((1,), (0,)), preferred_element_type=jnp.float32),
+        (integers(n, k), integers(k, m, seed=1)),
+    )
     yield (
         "i8 into i32",
         dot(((1,), (0,)), preferred_element_type=jnp.int32),
@@ -101,9 +114,12 @@ def reduction(n: int, m: int) -> Iterator[Row]:
             ("or", lax.reduce_or_p, b),
             ("and", lax.reduce_and_p, b),
             ("max of ints", lax.reduce_max_p, i),
+            ("max of complex", lax.reduce_max_p, x + 1j * x[::-1]),
+            ("or of ints", lax.reduce_or_p, i),
+            ("and of ints", lax.reduce_and_p, i),
         ):
             kwargs: dict[str, Any] = {"axes": axes}
-            if name not in ("or", "and"):
+            if not name.startswith(("or", "and")):
                 kwargs["out_sharding"] = None
             yield f"{name} {axes}", lambda a, fn=fn, kw=kwargs: fn.bind(a, **kw), (arg,)
     yield "max of bools", lambda a: lax.reduce_max_p.bind(a, axes=(0,), out_sharding=None), (b,)
@@ -138,6 +154,7 @@ def shape(n: int, m: int) -> Iterator[Row]:
     yield "broadcast 1", lambda a: lax.broadcast_in_dim(a, (n, 4, m), (0, 1, 2)), (z,)
     for dim in (0, 1):
         yield f"iota {dim}", lambda d=dim: lax.broadcasted_iota(jnp.int32, (n, m), d), ()
+    yield "long iota", lambda: lax.broadcasted_iota(jnp.bfloat16, (1001, m), 0), ()
     yield "reshape merge", lambda a: lax.reshape(a, (n * 4, m)), (eighths(n, 4, m),)
     yield "reshape split", lambda a: lax.reshape(a, (n, 2, 2, m)), (eighths(n * 4, m),)
     yield "reshape flat", lambda a: lax.reshape(a, (n * m,)), (x,)
@@ -183,6 +200,12 @@ def scans(n: int, m: int) -> Iterator[Row]:
             fn = getattr(lax, name)
             for dim in (0, 1):
                 yield f"{name} {dim} {reverse}", lambda a, f=fn, r=reverse, d=dim: f(a, d, r), (x,)
+        spiral = x + 1j * eighths(n, m, seed=1)
+        yield (
+            f"cumlogsumexp complex {reverse}",
+            lambda a, r=reverse: lax.cumlogsumexp(a, 0, r),
+            (spiral,),
+        )
         powers = (2.0 ** (integers(n, m, high=3) - 1)).astype(np.float32)
         yield f"cumprod {reverse}", lambda a, r=reverse: lax.cumprod(a, 0, r), (powers,)
         yield f"cumsum ints {reverse}", lambda a, r=reverse: lax.cumsum(a, 0, r), (integers(n, m),)
@@ -205,6 +228,12 @@ def indexing(n: int, m: int) -> Iterator[Row]:
         yield f"rows {mode}", _gather(rowwise, (1, m), mode), (table, wild)
     yield "rows fill 0", _gather(rowwise, (1, m), "fill", fill_value=0), (table, wild)
     yield "rows of ints", _gather(rowwise, (1, m), "fill"), (integers(rows, m), wild)
+    long = eighths(300, 2)  # whose rows no 8 bits count
+    for dtype in (np.uint8, np.int8):
+        near = np.array([[[5], [100]], [[253], [199]]], np.uint8).astype(dtype)
+        for mode in ("clip", "fill", "promise_in_bounds"):
+            yield f"{dtype.__name__} rows {mode}", _gather(rowwise, (1, 2), mode), (long, near)
+    yield "rows beyond a promise", _gather(rowwise, (1, m), "promise_in_bounds"), (table, wild)
     safe = integers(3, 2, 1, high=rows)
     yield "rows promised", _gather(rowwise, (1, m), "promise_in_bounds"), (table, safe)
     pairs = np.concatenate([wild, integers(3, 2, 1, high=m + 1, seed=1)], -1)
@@ -245,6 +274,17 @@ def indexing(n: int, m: int) -> Iterator[Row]:
         _scatter(lax.scatter_add, grouped),
         (eighths(rows, 3, m), integers(rows, 1, high=4), eighths(rows, m, seed=1)),
     )
+    far = (np.uint32(2**32 - 5), np.uint32(0))
+    yield (
+        "dynamic_slice far",
+        lambda a, i, j: lax.dynamic_slice_p.bind(a, i, j, slice_sizes=(1, m)),
+        (eighths(rows + 2, m), *far),
+    )
+    yield (
+        "dynamic_update_slice far",
+        lax.dynamic_update_slice_p.bind,
+        (eighths(rows + 2, m), eighths(rows, m, seed=1), *far),
+    )
     at = (np.int32(1), np.int32(0))
     for start in (0, 1, n, -1):
         at = (np.int32(start), np.int32(0))
@@ -278,6 +318,7 @@ def ordering(n: int, m: int) -> Iterator[Row]:
             ("holes", holes),
             ("nans", with_nans(x)),
             ("lowest", x * 0 - np.inf),
+            ("negative nans", -with_nans(x)),
         ):
             for k in (1, values.shape[dim]):
                 if k <= values.shape[dim]:

@@ -77,7 +77,7 @@ def in_other_dtypes(case: Case) -> Iterator[Case]:
 
 def _as(x: np.ndarray, dtype: Any) -> np.ndarray:
     if jnp.issubdtype(dtype, jnp.integer):
-        x = np.clip(np.nan_to_num(x), -99, 99) * 8
+        x = np.clip(np.nan_to_num(x) * np.float64(8), -99, 99)
     return x.astype(dtype)
 
 
