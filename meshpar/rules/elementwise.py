@@ -82,8 +82,7 @@ register("mul", _mul)
 
 def _div(x: Aval, y: Aval, **_: Any) -> Rule:
     """A sum may be divided term by term, but not of integers, whose quotients are cut off."""
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return elementwise(x, y, passes=multilinear(x, y)[:1] if inexact else ())
+    return elementwise(x, y, passes=multilinear(x) if jnp.issubdtype(x.dtype, jnp.inexact) else ())
 
 
 register("div", _div)
