@@ -214,7 +214,7 @@ def multilinear(*operands: Aval, result: Any = None) -> tuple[Pass, ...]:
 
     def through(dtype: Any) -> frozenset[ReduceType]:
         if dtype == np.bool_:
-            return frozenset({ReduceType.kRedAny})
+            return frozenset({ReduceType.kRedAny} if jnp.dtype(result) == np.bool_ else ())
         if jnp.issubdtype(dtype, jnp.integer):
             whole = jnp.issubdtype(result, jnp.integer)
             alike = whole and jnp.iinfo(result).bits <= jnp.iinfo(dtype).bits
