@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,7 @@ def commute(lhs: ReduceType, rhs: ReduceType) -> bool:
     return lhs is rhs or {lhs, rhs} == {SUM, AVG}
 
 
+@cache
 def takes(kind: ReduceType, dtype: DTypeLike) -> bool:
     """Whether values of a dtype can be pending a reduction.
 

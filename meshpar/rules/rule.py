@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import jax
@@ -209,20 +210,25 @@ def multilinear(*operands: Aval, result: Any = None) -> tuple[Pass, ...]:
       operands: shape and dtype of each.
       result: the dtype of the result, where the operation's parameters name it.
     """
-    if result is None:
-        result = jnp.result_type(*(operand.dtype for operand in operands))
+    return _linear_passes(tuple(operand.dtype for operand in operands), result)
 
-    def through(dtype: Any) -> frozenset[ReduceType]:
+
+@cache
+def _linear_passes(dtypes: tuple[Any, ...], result: Any) -> tuple[Pass, ...]:
+    out = jnp.dtype(jnp.result_type(*dtypes) if result is None else result)
+    passes = list[Pass]()
+    for i, dtype in enumerate(dtypes):
+        kinds = SUM_LIKE
         if dtype == np.bool_:
-            return frozenset({ReduceType.kRedAny} if jnp.dtype(result) == np.bool_ else ())
-        if jnp.issubdtype(dtype, jnp.integer):
-            whole = jnp.issubdtype(result, jnp.integer)
-            alike = whole and jnp.iinfo(result).bits <= jnp.iinfo(dtype).bits
-            return SUM_LIKE if alike else frozenset()
-        return SUM_LIKE if jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp else frozenset()
-
-    kinds = [through(operand.dtype) for operand in operands]
-    return tuple(Pass(kind, (i,)) for i, kind in enumerate(kinds) if kind)
+            passing, kinds = out == np.bool_, frozenset({ReduceType.kRedAny})
+        elif jnp.issubdtype(dtype, jnp.integer):
+            whole = jnp.issubdtype(out, jnp.integer)
+            passing = whole and jnp.iinfo(out).bits <= jnp.iinfo(dtype).bits
+        else:
+            passing = jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
+        if passing:
+            passes.append(Pass(kinds, (i,)))
+    return tuple(passes)
 
 
 def letters(count: int, start: int = 0) -> list[str]:
