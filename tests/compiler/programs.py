@@ -257,18 +257,12 @@ def terms(rng: np.random.Generator, value: np.ndarray, kind: str, count: int) ->
         sign = 1 if kind == "max" else -1
         keeper = rng.integers(0, count, value.shape)
         neutral = identity(mp.ReduceType[f"kRed{kind.title()}"], value.dtype)
-        return [
-            np.where(
-                keeper == i,
-                value,
-                np.where(
-                    rng.random(value.shape) < 0.2,
-                    neutral,
-                    (value - sign * rng.integers(1, 4, value.shape)).astype(value.dtype),
-                ),
-            )
-            for i in range(count)
-        ]
+        out = []
+        for i in range(count):
+            nothing = (rng.random(value.shape) < 0.2) | (value == neutral)
+            other = (value - sign * rng.integers(1, 4, value.shape)).astype(value.dtype)
+            out.append(np.where(keeper == i, value, np.where(nothing, neutral, other)))
+        return out
     if value.dtype == np.int32:
         high = 2**31 - 1 if rng.random() < 0.3 else 3
         parts = [rng.integers(-high, high, value.shape, np.int32) for _ in range(count - 1)]

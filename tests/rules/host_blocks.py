@@ -71,7 +71,9 @@ def contributions(
             limit = jnp.iinfo(value.dtype).max
             step = np.minimum(step, value if kind is MAX else limit - value)
         other = value - step if kind is MAX else value + step
-        other = np.where(rng.random(value.shape) < 0.3, _neutral(kind, value.dtype), other)
+        neutral = _neutral(kind, value.dtype)  # as the value itself may be, over a second axis
+        nothing = (rng.random(value.shape) < 0.3) | (value == neutral)
+        other = np.where(nothing, neutral, other)
     return [np.where(owner == i, value, other) for i in range(count)]
 
 
