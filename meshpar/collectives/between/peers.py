@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Literal, NoReturn
 
 from meshpar.collectives.between.meeting import Line
@@ -65,8 +66,14 @@ class Peers:
         self._left = False
         for line in lines.values():
             _keep_alive(line.socket)
-        self._thread = threading.Thread(target=self._listen, name="meshpar peers", daemon=True)
-        self._thread.start()
+        self._followed: SimpleQueue[Departure | None] = SimpleQueue()
+        # Both from the beginning: a process that ends starts no thread any more (Python 3.12).
+        self._threads = [
+            threading.Thread(target=target, name=f"meshpar {name}", daemon=True)
+            for name, target in (("peers", self._listen), ("ending", self._follow))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def of(self, ranks: Sequence[int]) -> list[Departure]:
         """Those of `ranks` that have gone."""
@@ -95,7 +102,9 @@ class Peers:
         """Stops listening, and ends the lines."""
         self._closed = True
         self._waker.send(b"x")
-        self._thread.join(timeout=5)
+        self._followed.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
         for line in self._lines.values():
             line.close()
         self._waker.close()
@@ -137,7 +146,12 @@ class Peers:
             _end()
         if self._left and departure.how != "left":
             # JAX's exit handler waits here for all others, for minutes where one has failed.
-            threading.Thread(target=self.fail, args=(str(departure),), daemon=True).start()
+            self._followed.put(departure)
+
+    def _follow(self) -> None:
+        departure = self._followed.get()
+        if departure is not None:
+            self.fail(str(departure))
 
     def _tell(self, message: dict[str, Any]) -> None:
         with self._sending:
