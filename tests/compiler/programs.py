@@ -236,6 +236,7 @@ def random_value(rng: np.random.Generator, info: Info) -> np.ndarray:
     return (rng.integers(-8, 9, info.shape) / 4).astype(jnp.dtype(info.dtype))
 
 
+@np.errstate(over="ignore")
 def terms(rng: np.random.Generator, value: np.ndarray, kind: str, count: int) -> list[np.ndarray]:
     """Unequal contributions whose reduction is the value.
 

@@ -38,6 +38,7 @@ def garbage(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
         return rng.choice(np.array([np.nan, 1e30, -1e30]), shape).astype(dtype)
 
 
+@np.errstate(over="ignore")
 def contributions(
     value: np.ndarray, kind: ReduceType, count: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
