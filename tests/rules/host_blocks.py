@@ -68,9 +68,10 @@ def contributions(
         other = np.full(value.shape, kind in (ALL, MIN))
     else:
         step = rng.integers(1, 5, value.shape).astype(value.dtype)
-        if jnp.issubdtype(value.dtype, jnp.unsignedinteger):
-            limit = jnp.iinfo(value.dtype).max
-            step = np.minimum(step, value if kind is MAX else limit - value)
+        if whole:
+            limits, wide = jnp.iinfo(value.dtype), value.astype(np.int64)
+            room = wide - limits.min if kind is MAX else limits.max - wide
+            step = np.minimum(step, room).astype(value.dtype)
         other = value - step if kind is MAX else value + step
         neutral = _neutral(kind, value.dtype)  # as the value itself may be, over a second axis
         nothing = (rng.random(value.shape) < 0.3) | (value == neutral)
