@@ -169,7 +169,8 @@ def reduce_stacked(kind: ReduceType, stacked: jax.Array, dim: int) -> jax.Array:
 def part_of_mean(x: jax.Array, count: int) -> jax.Array:
     """What is added up for a mean of `count` values, by a power of two less than each of them.
 
-    So the sum does not overflow where the mean does not, and no bit is lost.
+    So the sum does not overflow where the mean does not. No bit is lost but the last ones of
+    numbers next to the least that the dtype has.
     """
     return (_wide(x) * 0.5 ** _halvings(count)).astype(x.dtype)
 

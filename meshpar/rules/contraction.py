@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from meshpar.rules.registry import rule_for
 from meshpar.rules.rule import Aval, Rule, addition, einsum, letters, multilinear
 
@@ -30,8 +32,11 @@ def dot_general(
     out = [lhs[d] for d in lhs_b]
     out += [name for d, name in enumerate(lhs) if d not in {*lhs_b, *lhs_k}]
     out += [name for d, name in enumerate(rhs) if d not in {*rhs_b, *rhs_k}]
-    passes = multilinear(lhs_aval, rhs_aval, result=preferred_element_type)
-    kind = addition(preferred_element_type or lhs_aval.dtype)
+    dtype = preferred_element_type
+    if dtype is None:
+        dtype = jnp.result_type(lhs_aval.dtype, rhs_aval.dtype)
+    passes = multilinear(lhs_aval, rhs_aval, result=dtype)
+    kind = addition(jnp.dtype(dtype))
     whole = [lhs[d] for d in lhs_k] if kind is None else []
     return einsum(
         ([lhs, rhs], [out]), (lhs_aval, rhs_aval), reduce=kind, blocked=whole, passes=passes

@@ -93,6 +93,7 @@ def contraction(n: int, m: int) -> Iterator[Row]:
         dot(((1,), (0,)), preferred_element_type=jnp.int32),
         (booleans(n, k), booleans(k, m, seed=1)),
     )
+    yield "bools,f32", dot(((1,), (0,))), (booleans(n, k), eighths(k, m, seed=1))
     yield "i8,f32", dot(((1,), (0,))), (integers(n, k, dtype=np.int8), eighths(k, m, seed=1))
     yield (
         "i32 into f32",
